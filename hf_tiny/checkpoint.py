@@ -1,0 +1,134 @@
+"""Checkpoints that are complete or absent, never half: save, verify, rotate, find."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from .errors import InputError
+
+logger = logging.get_logger("hf_tiny")
+
+MANIFEST = "manifest.json"  # file name -> size and SHA-256; written last
+RUN_FILES = ("recipe.yaml", "metrics.jsonl", "all_results.json", "config.json")
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    found = [path for path in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+@contextlib.contextmanager
+def locked(output_dir: Path) -> Iterator[None]:
+    """One writer per output_dir: the system frees the lock when the process ends, however it ends."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with open(output_dir / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"Another process is writing to {output_dir} right now. Wait for it, stop it, or choose another --output_dir."
+            ) from error
+        yield
+
+
+def refuse_foreign_run(output_dir: Path) -> None:
+    """A new run never writes over an old one."""
+    held = [path.name for path in checkpoints(output_dir)] + [name for name in RUN_FILES if (output_dir / name).exists()]
+    if held:
+        raise InputError(
+            f"--output_dir {output_dir} holds another run ({', '.join(held[:3])}). Go on with it by "
+            "--resume_from_checkpoint latest, choose another --output_dir, or delete the folder."
+        )
+
+
+@contextlib.contextmanager
+def complete_or_absent(target: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `target` only when everything in it is on the disk."""
+    draft = target.with_name(f".draft-{target.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        manifest = {path.name: _digest(path) for path in sorted(draft.iterdir())}
+        (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for path in [*draft.iterdir(), draft]:
+            _sync(path)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(draft, target)
+        _sync(target.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        before = [path for path in checkpoints(target.parent) if path != target]
+        kept = f"{before[-1]} is intact" if before else "no earlier checkpoint exists"
+        raise InputError(f"{target} could not be saved ({error}). Free some space, then resume: {kept}.") from error
+
+
+def rotate(output_dir: Path, keep: int | None, spare: int | None = None) -> None:
+    """Delete the oldest checkpoints beyond `keep`, but never the one of step `spare`."""
+    if keep is not None:
+        for path in checkpoints(output_dir)[: -max(keep, 1)]:
+            if step_of(path) != spare:
+                doomed = path.with_name(f".draft-{path.name}")
+                os.replace(path, doomed)  # a kill while deleting must not leave half a checkpoint behind
+                shutil.rmtree(doomed)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    for name, digest in manifest.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _digest(path) != digest:
+            return f"{name} differs from its checksum"
+    return None
+
+
+def find(output_dir: Path, wanted: str) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means: `latest` is the newest one that is whole, or None."""
+    if wanted != "latest":
+        path = Path(wanted)
+        if not path.is_dir():
+            raise InputError(f"--resume_from_checkpoint {wanted}: no such folder. Give a checkpoint-<step> or `latest`.")
+        if problem := damage(path):
+            raise InputError(f"{path} is damaged: {problem}. Use an earlier checkpoint, or `latest`.")
+        return path
+    for path in reversed(checkpoints(output_dir)):
+        problem = damage(path)
+        if problem is None:
+            return path
+        logger.warning(f"{path} is damaged: {problem}. Trying the one before it.")
+    return None
+
+
+def _digest(path: Path) -> list:
+    with open(path, "rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+

@@ -1,0 +1,59 @@
+"""From native transformers checkpoints to hf_tiny's."""
+
+import re
+
+import torch
+from torch import Tensor
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from .errors import InputError
+from .models.electra import HfTinyElectraConfig, HfTinyElectraForPreTraining
+
+ELECTRA_NAMES = (  # native name, hf_tiny name; in this order
+    (r"embeddings\.LayerNorm", "embeddings.norm"),
+    (r"embeddings_project", "encoder.project"),
+    (r"encoder\.layer\.", "encoder.layers."),
+    (r"attention\.output\.dense", "attention.out"),
+    (r"attention\.output\.LayerNorm", "attention_norm"),
+    (r"intermediate\.dense", "feed_forward.up"),
+    (r"(?<!attention\.)output\.dense", "feed_forward.down"),
+    (r"(?<!attention\.)output\.LayerNorm", "feed_forward_norm"),
+    (r"generator_predictions\.LayerNorm", "generator_head.norm"),
+    (r"generator_predictions\.dense", "generator_head.dense"),
+    (r"discriminator_predictions\.dense_prediction", "discriminator_head.2"),
+    (r"discriminator_predictions\.dense", "discriminator_head.0"),
+)
+
+
+def rename_electra(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Native names to ours; query, key and value become one projection."""
+    renamed = {}
+    for name, tensor in state.items():
+        for old, new in ELECTRA_NAMES:
+            name = re.sub(old, new, name)
+        renamed[name] = tensor
+    for name in [name for name in renamed if ".attention.self.query." in name]:
+        parts = [renamed.pop(name.replace("query", part)) for part in ("query", "key", "value")]
+        renamed[name.replace("self.query", "qkv")] = torch.cat(parts)
+    return renamed
+
+
+def electra_from_native(
+    discriminator: ElectraForPreTraining, generator: ElectraForMaskedLM, sharing: str = "none"
+) -> HfTinyElectraForPreTraining:
+    """The joint model of two native ones. With sharing "embeddings" the discriminator's embeddings serve both."""
+    config: ElectraConfig = discriminator.config
+    for name in ("vocab_size", "embedding_size", "num_hidden_layers"):
+        theirs = getattr(generator.config, name)
+        if getattr(config, name) != theirs:
+            raise InputError(f"{name} is {getattr(config, name)} in the discriminator and {theirs} in the generator.")
+    known = HfTinyElectraConfig().to_dict()
+    own = {name: value for name, value in config.to_dict().items() if name in known and name != "model_type"}
+    size = generator.config.hidden_size / config.hidden_size
+    model = HfTinyElectraForPreTraining(HfTinyElectraConfig(**own, sharing=sharing, generator_size=size))
+    state = rename_electra(discriminator.state_dict())
+    for name, tensor in rename_electra(generator.state_dict()).items():
+        if not (sharing == "embeddings" and name.startswith("electra.embeddings")):
+            state[re.sub(r"^electra\.", "generator.", name)] = tensor
+    model.load_state_dict(state)
+    return model.eval()

@@ -1,0 +1,1 @@
+"""Raw input to batches of tensors, one file per kind of input."""

@@ -1,0 +1,85 @@
+"""Micro-batches as a pure function of the seed and their place in the run: no state, so a resume is a seek."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+Batch = dict[str, Tensor]
+
+
+def uniform(seed: int, first: int, count: int, width: int) -> np.ndarray:
+    """`width` numbers in [0, 1) for each of the samples first, first + 1, ...: (count, width).
+
+    A counter-based generator gives sample n the same numbers in whatever batch, process or resumed run it appears.
+    """
+    padded = -(-width // 4) * 4  # Philox makes four numbers per count
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=first * padded // 4))
+    return generator.random((count, padded))[:, :width]
+
+
+class Batches:
+    """Micro-batch i holds the samples i * batch_size, i * batch_size + 1, ... of an endless run over shuffled epochs,
+    or of the data in order, once, with `shuffle=False`.
+
+    `collate(rows, first)` turns rows (a dict of arrays) into tensors; `first` is the place of its first sample.
+    """
+
+    def __init__(
+        self, data: Dataset, collate: Callable[[dict, int], Batch], batch_size: int, seed: int, shuffle: bool = True
+    ):
+        self.data = data.with_format("numpy")
+        self.collate, self.batch_size, self.seed, self.shuffle = collate, batch_size, seed, shuffle
+        self.fingerprint = f"{data._fingerprint}:{len(data)}"
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Micro-batches per epoch."""
+        return -(-len(self.data) // self.batch_size)
+
+    def __getitem__(self, index: int) -> Batch:
+        first = index * self.batch_size
+        size = len(self.data)
+        places = np.arange(first, first + self.batch_size if self.shuffle else min(first + self.batch_size, size))
+        rows = [self._row(epoch, place) for epoch, place in zip(places // size, places % size, strict=True)]
+        return self.collate(self.data[rows], first)
+
+    def _row(self, epoch: int, place: int) -> int:
+        if not self.shuffle:
+            return place
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
+        return self._order[place]
+
+
+class MaskTokens:
+    """Blocks of token ids to ELECTRA's input: of the chosen tokens 85% become [MASK] and 15% stay (there are no random
+    tokens); [CLS], [SEP] and [PAD] are never chosen."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int, stay_probability: float = 0.15
+    ):
+        self.mask_token_id = tokenizer.mask_token_id
+        self.special_ids = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
+        self.mlm_probability, self.stay_probability, self.seed = mlm_probability, stay_probability, seed
+
+    def __call__(self, rows: dict[str, np.ndarray], first: int) -> Batch:
+        ids = rows["input_ids"].astype(np.int64)  # (batch, length)
+        count, length = ids.shape
+        choose, stay, noise = np.split(uniform(self.seed, first, count, 3 * length), 3, axis=1)
+        special = np.isin(ids, self.special_ids)
+        chosen = max(1, round(self.mlm_probability * length))
+        order = np.argpartition(np.where(special, 2.0, choose), chosen - 1, axis=1)[:, :chosen]
+        masked = np.zeros_like(special)
+        np.put_along_axis(masked, order, True, axis=1)
+        masked &= ~special
+        return {
+            "input_ids": torch.from_numpy(np.where(masked & (stay >= self.stay_probability), self.mask_token_id, ids)),
+            "token_type_ids": torch.from_numpy((np.arange(length) >= rows["segment_start"][:, None]).astype(np.int64)),
+            "labels": torch.from_numpy(np.where(masked, ids, -100)),
+            "sampling_noise": torch.from_numpy(noise.astype(np.float32)),
+            "num_items_in_batch": torch.tensor([masked.sum(), ids.size]),
+        }

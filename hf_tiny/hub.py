@@ -1,0 +1,135 @@
+"""What people look at: the curves, the model card, the summary, the push."""
+
+import json
+import platform
+import shlex
+import sys
+from importlib import resources
+from pathlib import Path
+
+import matplotlib
+import torch
+from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402
+
+logger = logging.get_logger("hf_tiny")
+
+SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy")  # what a curve is drawn of
+NOT_PUSHED = ["checkpoint-*", ".draft-*", ".lock", "runs/*"]
+
+
+def draw_curves(output_dir: Path) -> None:
+    """curves.png: a panel for each figure, training and held-out together."""
+    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    names = [
+        name
+        for name in dict.fromkeys(key.removeprefix("eval_") for line in lines for key in line)
+        if name.endswith(SHOWN) or name in ("learning_rate", "tokens_per_second")
+    ]
+    columns = 3
+    rows = -(-len(names) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 2.6 * rows), squeeze=False, layout="constrained")
+    for axis, name in zip(axes.flat, names, strict=False):
+        for key, label in ((name, "training"), (f"eval_{name}", "held out")):
+            points = [(line["step"], line[key]) for line in lines if key in line]
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="." if label == "held out" else None, label=label)
+        axis.set_title(name.replace("_", " "))
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    axes.flat[0].legend()
+    figure.savefig(output_dir / "curves.png", dpi=100)
+    plt.close(figure)
+
+
+def command() -> str:
+    """The command of this run, as it can be typed again."""
+    script = Path(sys.argv[0])
+    return shlex.join(["accelerate", "launch", f"{script.parent.name}/{script.name}", *sys.argv[1:]])
+
+
+def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, float], about: dict) -> None:
+    """README.md from the template of the model's family; only what was measured goes in."""
+    family = model.config.model_type.removeprefix("hf_tiny_")
+    figures = {name: value for name, value in results.items() if name.startswith("eval_")}
+    data = ModelCardData(
+        library_name="transformers",
+        tags=["hf_tiny", family],
+        pipeline_tag=about.get("pipeline_tag"),
+        language=about.get("language"),
+        datasets=about.get("datasets"),
+    )
+    card = ModelCard.from_template(
+        data,
+        template_str=(resources.files("hf_tiny.model_cards") / f"{family}.md").read_text(encoding="utf-8"),
+        name=output_dir.resolve().name,
+        figures=figures,
+        results=results,
+        config=model.config.to_dict(),
+        command=command(),
+        hardware=f"{results['num_processes']} process(es) with {results['num_threads']} thread(s) each, {hardware()}",
+        data=about.get("data", "not stated"),
+    )
+    card.save(output_dir / "README.md")
+
+
+def hardware() -> str:
+    if torch.accelerator.is_available():
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else torch.accelerator.current_accelerator().type
+    return f"{platform.machine()} CPU"
+
+
+def print_summary(output_dir: Path, model: PreTrainedModel, results: dict[str, float]) -> None:
+    """A table of the figures, and the commands to run next."""
+    print(f"\n{'=' * 72}")
+    for name, value in results.items():
+        print(f"  {name:34s} {value:>20,.4f}" if isinstance(value, float) else f"  {name:34s} {value:>20,}")
+    print(
+        f"{'=' * 72}\n"
+        f"  curves:  {output_dir / 'curves.png'}\n"
+        f"  card:    {output_dir / 'README.md'}\n"
+        f"  load it: import hf_tiny; from transformers import AutoModel; AutoModel.from_pretrained({str(output_dir)!r})\n"
+        f"  push it: python -m hf_tiny.hub {output_dir} --hub_model_id you/{output_dir.resolve().name}"
+    )
+
+
+def push(output_dir: Path, hub_model_id: str | None, private: bool) -> bool:
+    """Push the finished model as one commit. A failure costs the push, never the run."""
+    try:
+        api = HfApi()
+        name = hub_model_id or f"{api.whoami()['name']}/{output_dir.resolve().name}"
+        repo_id = api.create_repo(name, private=private, exist_ok=True).repo_id
+        api.upload_folder(
+            repo_id=repo_id, folder_path=output_dir, ignore_patterns=NOT_PUSHED, commit_message="Add the model"
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        logger.warning(
+            f"The push failed ({error}). The model is safe in {output_dir}; push it later with: "
+            f"python -m hf_tiny.hub {output_dir} --hub_model_id {hub_model_id or 'you/name'}"
+        )
+        return False
+    print(f"  pushed:  https://huggingface.co/{repo_id}")
+    return True
+
+
+def main() -> None:
+    """python -m hf_tiny.hub DIR --hub_model_id you/name [--private]"""
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Push a finished model to the Hub.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hub_model_id")
+    parser.add_argument("--private", action="store_true")
+    given = parser.parse_args()
+    sys.exit(0 if push(given.folder, given.hub_model_id, given.private) else 1)
+
+
+if __name__ == "__main__":
+    main()

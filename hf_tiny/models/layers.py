@@ -1,0 +1,145 @@
+"""Layers and losses shared by two models or more. This file travels with every checkpoint."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+class HfTinyConfig(PreTrainedConfig):
+    """A config that lists every head of its family in `auto_map`, not only the class that was saved."""
+
+    registered_auto_map = None  # filled when the family is registered; stays None where its files run as remote code
+
+    def __post_init__(self, **kwargs):
+        if self.registered_auto_map is not None:
+            kwargs["auto_map"] = dict(self.registered_auto_map)
+        super().__post_init__(**kwargs)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int) -> Tensor:
+    """Sum over the labels that are not -100, divided by `num_items`: their count over the whole optimiser step."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=-100) / num_items
+
+
+def binary_cross_entropy(logits: Tensor, labels: Tensor, valid: Tensor | None, num_items: Tensor | int) -> Tensor:
+    """Like `cross_entropy`, for a yes or no at every position that `valid` (all, when None) marks."""
+    losses = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+    return (losses if valid is None else losses * valid).sum() / num_items
+
+
+def sample_inverse_cdf(logits: Tensor, noise: Tensor, block: int = 256) -> Tensor:
+    """Draw one class per row of `logits` (n, classes) with one uniform number per row of `noise` (n,).
+
+    The cumulative sum runs over blocks of classes first and then inside the block that was hit, which gives the
+    same draw as one long cumulative sum at a fraction of its cost.
+    """
+    probabilities = F.pad(logits.float().softmax(-1), (0, -logits.shape[-1] % block)).unflatten(-1, (-1, block))
+    mass = probabilities.sum(-1).cumsum(-1)  # (n, blocks)
+    target = noise.to(mass.dtype)[:, None] * mass[:, -1:]
+    hit = (mass <= target).sum(-1, keepdim=True).clamp(max=mass.shape[-1] - 1)  # (n, 1)
+    target = target - mass.gather(1, hit) + probabilities.sum(-1).gather(1, hit)
+    inside = probabilities.gather(1, hit[..., None].expand(-1, -1, block))[:, 0].cumsum(-1)  # (n, block)
+    offset = (inside <= target).sum(-1, keepdim=True).clamp(max=block - 1)
+    # Rounding may point past the last class that has any mass: such a draw belongs to that class.
+    return (hit * block + offset)[:, 0].clamp(max=logits.shape[-1] - 1)
+
+
+def rotary_angles(position_ids: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin, each (batch or 1, length, 1, head_size / 2), computed on the fly: no buffer to save or to lose."""
+    exponents = torch.arange(0, head_size, 2, device=position_ids.device).float() / head_size
+    angles = position_ids[:, :, None, None].float() * theta**-exponents
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x[i], x[i + half]) of x (..., length, heads, head_size) by its angle."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[Tensor, Tensor]:
+    scores = query @ key.mT * scaling  # (batch, heads, query, key)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(query.dtype), dropout, module.training)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with one projection for query, key and value, through transformers' interface."""
+
+    is_causal = False
+
+    def __init__(self, config: PreTrainedConfig, hidden_size: int, num_heads: int):
+        super().__init__()
+        self.config = config
+        self.head_size = hidden_size // num_heads
+        self.scaling = self.head_size**-0.5
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor] | None, **kwargs
+    ) -> tuple[Tensor, Tensor | None]:
+        qkv = self.qkv(x).unflatten(-1, (3, -1, self.head_size))  # (batch, length, 3, heads, head_size)
+        query, key, value = qkv.unbind(2)
+        if angles is not None:
+            query, key = rotate(query, *angles), rotate(key, *angles)
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        y, weights = attend(
+            self,
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
+            **kwargs,
+        )
+        return self.out(y.flatten(2)), weights
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: PreTrainedConfig, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.up = nn.Linear(hidden_size, intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.down = nn.Linear(intermediate_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))
+
+
+class EncoderBlock(GradientCheckpointingLayer):
+    """Attention, then feed-forward, each with a residual; the norm after the sum (as in BERT) or before the layer."""
+
+    def __init__(self, config: PreTrainedConfig, hidden_size: int, num_heads: int, intermediate_size: int):
+        super().__init__()
+        self.norm_first = config.norm_first
+        self.attention = SelfAttention(config, hidden_size, num_heads)
+        self.attention_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(config, hidden_size, intermediate_size)
+        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor] | None, **kwargs) -> Tensor:
+        if self.norm_first:
+            x = x + self.dropout(self.attention(self.attention_norm(x), attention_mask, angles, **kwargs)[0])
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, attention_mask, angles, **kwargs)[0]))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))

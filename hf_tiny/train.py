@@ -1,0 +1,558 @@
+"""The only training loop: `train(model, batches, config, evaluate=..., callbacks=...)`."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import gather_object, send_to_device, set_seed
+from safetensors.torch import load_model
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm.auto import tqdm
+from transformers.utils import logging
+
+from . import arguments, checkpoint, hub
+from .errors import InputError
+from .optim import build_optimizer, learning_rate_factor, set_learning_rate, warmup_length
+
+logger = logging.get_logger("hf_tiny")
+
+
+def _flag(default, text: str):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The flags that every recipe has, named as in transformers.TrainingArguments."""
+
+    SIZES: ClassVar[dict[str, dict]] = {}  # a recipe's presets: --size name -> flags that it sets
+
+    output_dir: str = _flag("runs/out", "Where the run leaves everything.")
+    max_steps: int = _flag(-1, "Optimiser steps; above 0 it wins over --num_train_epochs.")
+    num_train_epochs: float = _flag(3.0, "Passes over the training data.")
+    per_device_train_batch_size: int = _flag(32, "Samples in a micro-batch.")
+    per_device_eval_batch_size: int = _flag(32, "Samples in an evaluation batch.")
+    gradient_accumulation_steps: int = _flag(1, "Micro-batches per process and step.")
+    learning_rate: float = _flag(5e-4, "Peak learning rate.")
+    lr_scheduler_type: str = _flag("linear", "linear, cosine, constant, inverse_sqrt or warmup_stable_decay.")
+    warmup_steps: float = _flag(0.1, "Steps, or a share of the run when below 1; at most a tenth of a short run.")
+    weight_decay: float = _flag(0.01, "AdamW's decay of matrices; biases and norms do not decay.")
+    adam_beta1: float = _flag(0.9, "AdamW's beta 1.")
+    adam_beta2: float = _flag(0.999, "AdamW's beta 2.")
+    adam_epsilon: float = _flag(1e-6, "AdamW's epsilon.")
+    max_grad_norm: float = _flag(1.0, "Clip the gradient's norm; 0 does not clip.")
+    seed: int = _flag(42, "Of the weights, the data order, the masks and dropout.")
+    bf16: bool = _flag(False, "bfloat16 autocast.")
+    fp16: bool = _flag(False, "float16 autocast (GPUs only).")
+    gradient_checkpointing: bool = _flag(False, "Less memory, more time.")
+    torch_compile: bool = _flag(False, "torch.compile the model.")
+    logging_steps: int = _flag(50, "Steps between lines of metrics.jsonl.")
+    eval_steps: int = _flag(500, "Steps between evaluations; 0 evaluates at the end only.")
+    save_steps: int = _flag(500, "Steps between checkpoints; 0 saves at the end only.")
+    save_total_limit: int | None = _flag(2, "Keep this many checkpoints.")
+    load_best_model_at_end: bool = _flag(False, "End with the best evaluated weights instead of the last.")
+    metric_for_best_model: str = _flag("eval_loss", "What best means.")
+    greater_is_better: bool = _flag(False, "Whether a higher metric_for_best_model is better.")
+    early_stopping_patience: int | None = _flag(None, "Stop after this many evaluations without a better one.")
+    resume_from_checkpoint: str | None = _flag(None, "`latest`, or the path of a checkpoint.")
+    report_to: list[str] | None = _flag(None, "Trackers: tensorboard, trackio, wandb.")
+    push_to_hub: bool = _flag(False, "Push the finished model.")
+    hub_model_id: str | None = _flag(None, "user/name on the Hub.")
+    hub_private_repo: bool = _flag(False, "Make the repository private.")
+
+
+# What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
+IDENTITY = ("per_device_train_batch_size", "seed", "bf16", "fp16")
+
+
+@dataclass
+class TrainState:
+    """What changes as the run goes on, and is saved with it."""
+
+    step: int = 0
+    max_steps: int = 0
+    warmup_steps: int = 0
+    micro_batches_per_step: int = 1
+    tokens: int = 0
+    seconds: float = 0.0
+    best_metric: float | None = None
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+
+
+class Callback:
+    """Averaging, unfreezing, warnings: what some runs need and others do not."""
+
+    def on_step_end(self, state: TrainState, model: nn.Module) -> None: ...
+
+    def on_evaluate(self, state: TrainState, metrics: dict[str, float]) -> None: ...
+
+
+class Timers:
+    """Seconds by what they were spent on."""
+
+    def __init__(self):
+        self.spent = dict.fromkeys(("start", "data", "model", "optimizer", "loop", "evaluate", "save"), 0.0)
+        self._mark = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """The time since the last lap was spent on `name`."""
+        now = time.perf_counter()
+        self.spent[name] += now - self._mark
+        self._mark = now
+
+    def in_steps(self) -> float:
+        return max(1e-9, sum(self.spent[name] for name in ("data", "model", "optimizer", "loop")))
+
+    def shares(self) -> dict[str, float]:
+        """Of the time in steps, how much went into waiting for data and how much outside model and optimiser."""
+        outside = self.spent["data"] + self.spent["loop"]
+        return {
+            "data_wait_share": self.spent["data"] / self.in_steps(),
+            "outside_model_share": outside / self.in_steps(),
+        }
+
+
+def run(main: Callable, recipe_class: type, argv: Sequence[str] | None = None) -> None:
+    """Parse the flags, start the processes rightly, call `main(recipe)`; people see errors without a traceback."""
+    try:
+        recipe = arguments.parse(recipe_class, argv)
+        start(recipe)
+        main(recipe)
+    except InputError as error:
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def start(config: TrainConfig) -> None:
+    """Before anything else: the right number of processes, all cores, the seed. Reads the launcher's variables."""
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpu = torch.accelerator.is_available()
+    processes = PartialState(cpu=not gpu).num_processes
+    if launched != processes:
+        raise InputError(
+            f"The launcher started {launched} processes, but accelerate sees {processes}: each would train alone and write "
+            "to the same folder. Launch with `--config_file recipes/accelerate/cpu_2proc.yaml` (or multi_gpu.yaml)."
+        )
+    if config.fp16 and not gpu:
+        raise InputError("--fp16 needs a GPU: on a CPU train in float32, or with --bf16.")
+    # The launcher sets OMP_NUM_THREADS=1, which would leave all but one core idle.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+    set_seed(config.seed)
+
+
+def train(
+    model: nn.Module,
+    batches,
+    config: TrainConfig,
+    *,
+    evaluate=None,
+    callbacks: Sequence[Callback] = (),
+    processor=None,
+    card: dict | None = None,
+) -> dict[str, float]:
+    """Train `model` on `batches[0], batches[1], ...` and leave in `config.output_dir` all that a run leaves.
+
+    processor: the tokenizer or image processor that is saved beside the model.
+    card: what the model card should say of the data and the task.
+    """
+    output_dir = Path(config.output_dir)
+    if not PartialState().is_main_process:
+        return Run(model, batches, config, evaluate, callbacks, processor, card).loop()
+    with checkpoint.locked(output_dir):
+        return Run(model, batches, config, evaluate, callbacks, processor, card).loop()
+
+
+class Run:
+    def __init__(self, model, batches, config: TrainConfig, evaluate, callbacks, processor, card):
+        self.config, self.batches, self.evaluate, self.callbacks = config, batches, evaluate, callbacks
+        self.processor, self.card = processor, card or {}
+        self.output_dir = Path(config.output_dir)
+        precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
+        self.accelerator = Accelerator(
+            cpu=not torch.accelerator.is_available(),
+            mixed_precision=precision,
+            log_with=config.report_to,
+            project_dir=config.output_dir,
+        )
+        self.main = self.accelerator.is_main_process
+        self.world = self.accelerator.num_processes
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        self.flops = forward_flops(model, batches[0], self.accelerator.device)
+        if config.torch_compile:
+            model.compile()
+        optimizer = build_optimizer(model, config)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.state = self.new_state()
+        self.timers = Timers()
+        self.sums: dict[str, Tensor] = {}
+        self.stop_signal = 0
+        self.begin()
+        self.first_step = self.state.step
+        self.logged = (self.state.step, self.state.seconds, self.state.tokens)
+
+    @property
+    def bare_model(self) -> nn.Module:
+        return self.accelerator.unwrap_model(self.model)
+
+    def new_state(self) -> TrainState:
+        config = self.config
+        per_step = self.world * config.gradient_accumulation_steps
+        steps = config.max_steps
+        if steps <= 0:
+            steps = math.ceil(config.num_train_epochs * len(self.batches) / per_step)
+        warmup = warmup_length(config.warmup_steps, steps)
+        return TrainState(max_steps=steps, warmup_steps=warmup, micro_batches_per_step=per_step)
+
+    # --- starting and resuming
+
+    def begin(self) -> None:
+        """Resume or refuse; then write down what this run is. Dropout differs between processes, weights do not."""
+        torch.manual_seed(self.config.seed + self.accelerator.process_index)
+        found = None
+        if self.config.resume_from_checkpoint is not None:
+            found = checkpoint.find(self.output_dir, self.config.resume_from_checkpoint)
+            if found is None:
+                logger.warning(f"{self.output_dir} holds no whole checkpoint yet: starting from step 0.")
+        elif self.main:
+            checkpoint.refuse_foreign_run(self.output_dir)
+        self.accelerator.wait_for_everyone()
+        if found is not None:
+            self.load(found)
+        if self.main:
+            self.keep_log_until(self.state.step)
+            arguments.write(self.config, self.output_dir / "recipe.yaml")
+        if self.config.report_to:
+            self.accelerator.init_trackers("hf_tiny", config=flat(dataclasses.asdict(self.config)))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.ask_to_stop)
+
+    def identity(self) -> dict:
+        """What a checkpoint belongs to. A resume with another model or other data is refused, field by field."""
+        model = {f"model.{key}": value for key, value in self.bare_model.config.to_dict().items()}
+        drop = ("model.transformers_version", "model.auto_map", "model.architectures", "model.dtype")
+        run = {name: getattr(self.config, name) for name in IDENTITY}
+        return {**{k: v for k, v in model.items() if k not in drop}, **run, "data": self.batches.fingerprint}
+
+    def load(self, path: Path) -> None:
+        saved = json.loads((path / "trainer_state.json").read_text())
+        now = json.loads(json.dumps(self.identity()))
+        for name in now:
+            if now[name] != saved["identity"].get(name):
+                raise InputError(
+                    f"{path} was made with {name} = {saved['identity'].get(name)}, this run has {now[name]}. "
+                    "Resume with the same settings and data, or start a new --output_dir."
+                )
+        state = TrainState(**saved["state"])
+        if state.micro_batches_per_step != self.state.micro_batches_per_step:
+            per_step = state.micro_batches_per_step
+            fits = [n for n in range(1, per_step + 1) if per_step % n == 0]
+            raise InputError(
+                f"{path} took {per_step} micro-batches per step; {self.world} processes x --gradient_accumulation_steps "
+                f"{self.config.gradient_accumulation_steps} is {self.state.micro_batches_per_step}. Numbers of processes "
+                f"that fit: {fits}; here use --gradient_accumulation_steps {per_step / self.world:g}."
+                if per_step % self.world == 0
+                else f"{path} took {per_step} micro-batches per step, which {self.world} processes cannot share: "
+                f"launch {' or '.join(map(str, fits))}."
+            )
+        state.max_steps, state.warmup_steps = self.state.max_steps, self.state.warmup_steps
+        self.state = state
+        device = self.accelerator.device
+        load_model(self.bare_model, path / "model.safetensors")
+        self.optimizer.load_state_dict(torch.load(path / "optimizer.pt", map_location=device, weights_only=True))
+        rng = path / f"rng-{self.accelerator.process_index}-of-{self.world}.pt"
+        if rng.exists():
+            states = torch.load(rng, weights_only=True)
+            torch.set_rng_state(states["cpu"])
+            if "device" in states:
+                torch.get_device_module(device).set_rng_state(states["device"])
+        else:
+            torch.manual_seed(self.config.seed + 1_000_003 * state.step + self.accelerator.process_index)
+        logger.warning(f"Resumed from {path} at step {state.step}.")
+
+    def keep_log_until(self, step: int) -> None:
+        """A resumed run does not log a step twice."""
+        path = self.output_dir / "metrics.jsonl"
+        if path.exists():
+            lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+
+    def ask_to_stop(self, number, frame) -> None:
+        self.stop_signal = number
+
+    # --- the loop
+
+    def loop(self) -> dict[str, float]:
+        state, config = self.state, self.config
+        self.model.train()
+        bar = tqdm(
+            total=state.max_steps,
+            initial=state.step,
+            disable=not self.main,
+            desc="train",
+            mininterval=0.5 if sys.stderr.isatty() else 30,
+        )
+        before, began = state.seconds, time.perf_counter()
+        metrics: dict[str, float] = {}
+        with Prefetcher(self.batches, self.accelerator, state.step, config.gradient_accumulation_steps) as micro_batches:
+            self.timers.lap("start")
+            while state.step < state.max_steps and not self.stop_signal:
+                outputs, batch, norm = self.step(micro_batches)
+                state.seconds = before + time.perf_counter() - began
+                bar.update()
+                last = state.step == state.max_steps
+                if state.step % config.logging_steps == 0 or last or state.step == self.first_step + 1:
+                    self.log(bar, outputs, batch, norm)
+                for callback in self.callbacks:
+                    callback.on_step_end(state, self.bare_model)
+                self.timers.lap("loop")
+                if self.evaluate and (last or (config.eval_steps > 0 and state.step % config.eval_steps == 0)):
+                    metrics = self.evaluate_and_judge(bar)
+                if last or (config.save_steps > 0 and state.step % config.save_steps == 0):
+                    self.save()
+                if config.early_stopping_patience and state.evaluations_since_best >= config.early_stopping_patience:
+                    logger.warning(f"No better {config.metric_for_best_model} for {state.evaluations_since_best} evaluations.")
+                    break
+        bar.close()
+        if self.stop_signal:
+            self.save()
+            if self.main:
+                print(
+                    f"\nStopped by {signal.Signals(self.stop_signal).name}; checkpoint-{state.step} is saved. Go on with: "
+                    f"--output_dir {self.output_dir} --resume_from_checkpoint latest",
+                    file=sys.stderr,
+                )
+            sys.exit(0)
+        return self.finish(metrics)
+
+    def step(self, micro_batches: "Prefetcher"):
+        """One optimiser step: every micro-batch's loss is its sum divided by the step's total count, so the gradients
+        are those of one big batch, whatever the accumulation and the number of processes."""
+        state, config = self.state, self.config
+        group = next(micro_batches)
+        self.timers.lap("data")
+        counts = torch.stack([batch["num_items_in_batch"] for batch in group]).sum(0)
+        counts = self.sum_over_processes(counts)
+        set_learning_rate(
+            self.optimizer,
+            learning_rate_factor(config.lr_scheduler_type, state.step, state.max_steps, config.warmup_steps),
+        )
+        self.timers.lap("loop")
+        for batch in group[:-1]:
+            with self.accelerator.no_sync(self.model):
+                self.forward_backward(batch, counts)
+        outputs = self.forward_backward(group[-1], counts)
+        limit = config.max_grad_norm or math.inf
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
+        self.timers.lap("model")
+        if not math.isfinite(norm) and self.accelerator.scaler is None:
+            saved = checkpoint.checkpoints(self.output_dir)
+            raise InputError(
+                f"The gradient is {norm} at step {state.step + 1}: the loss has become NaN or infinite. The last good "
+                f"checkpoint is {saved[-1] if saved else 'none yet'}. Try a lower --learning_rate or a longer warm-up."
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.timers.lap("optimizer")
+        state.step += 1
+        state.tokens += int(counts[-1])
+        return outputs, group[-1], norm
+
+    def forward_backward(self, batch: dict, counts: Tensor):
+        with self.accelerator.autocast():
+            outputs = self.model(**{**batch, "num_items_in_batch": counts})
+        # DDP averages the gradients over the processes; the loss is already a share of the whole.
+        self.accelerator.backward(outputs.loss * self.world)
+        for name, value in outputs.items():
+            if torch.is_tensor(value) and value.ndim == 0:
+                self.sums[name] = self.sums.get(name, 0) + value.detach()
+        return outputs
+
+    def sum_over_processes(self, counts: Tensor) -> Tensor:
+        """Also agrees on stopping: a signal that reached one process stops them all at the same step."""
+        if self.world == 1:
+            return counts
+        message = torch.cat([counts.double(), counts.new_tensor([self.stop_signal]).double()])
+        message = self.accelerator.reduce(message, "sum")
+        if message[-1]:
+            self.stop_signal = self.stop_signal or signal.SIGTERM
+        return message[:-1].to(counts.dtype)
+
+    # --- reporting
+
+    def log(self, bar: tqdm, outputs, batch: dict, norm: float) -> None:
+        """One line of metrics.jsonl: means over the steps since the last one, scores of this step's last micro-batch."""
+        state = self.state
+        sums = {name: self.accelerator.reduce(value, "sum") for name, value in self.sums.items()}
+        self.sums = {}
+        if not self.main:
+            return
+        steps, seconds = state.step - self.logged[0], state.seconds - self.logged[1]
+        scores = self.evaluate.compute(self.evaluate.collect(outputs, batch)) if self.evaluate else {}
+        line = {
+            **scores,
+            **{name: float(value) / steps for name, value in sums.items()},
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "grad_norm": norm,
+            "tokens_per_second": (state.tokens - self.logged[2]) / seconds,
+        }
+        self.logged = (state.step, state.seconds, state.tokens)
+        self.write(line)
+        rate = f"{line['tokens_per_second']:,.0f}"
+        bar.set_postfix({"loss": f"{line['loss']:.3f}", "lr": f"{line['learning_rate']:.1e}", "tokens/s": rate})
+
+    def write(self, line: dict[str, float]) -> None:
+        state = self.state
+        epoch = state.step * state.micro_batches_per_step / len(self.batches)
+        line = {"step": state.step, "epoch": round(epoch, 4), **line}
+        with open(self.output_dir / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        if self.config.report_to:
+            self.accelerator.log(line, step=state.step)
+
+    def evaluate_and_judge(self, bar: tqdm) -> dict[str, float]:
+        """Evaluate, remember the best, tell the callbacks."""
+        state, config = self.state, self.config
+        metrics = {f"eval_{name}": value for name, value in self.evaluate(self.model, self.accelerator).items()}
+        value = metrics.get(config.metric_for_best_model)
+        if value is None:
+            raise InputError(f"--metric_for_best_model {config.metric_for_best_model}: there are {', '.join(metrics)}.")
+        sign = 1 if config.greater_is_better else -1
+        if state.best_metric is None or sign * value > sign * state.best_metric:
+            state.best_metric, state.best_step, state.evaluations_since_best = value, state.step, 0
+            if config.load_best_model_at_end:
+                self.save()
+        else:
+            state.evaluations_since_best += 1
+        if self.main:
+            self.write(metrics)
+            shown = "  ".join(f"{name.removeprefix('eval_')} {value:.3f}" for name, value in metrics.items())
+            bar.write(f"step {state.step} held out: {shown}", file=sys.stderr)
+            for callback in self.callbacks:
+                callback.on_evaluate(state, metrics)
+        self.timers.lap("evaluate")
+        return metrics
+
+    # --- saving
+
+    def save(self) -> None:
+        state = self.state
+        target = self.output_dir / f"checkpoint-{state.step}"
+        rng = {"cpu": torch.get_rng_state()}
+        if self.accelerator.device.type != "cpu":
+            rng["device"] = torch.get_device_module(self.accelerator.device).get_rng_state()
+        rngs = gather_object([rng])
+        weights = self.accelerator.get_state_dict(self.model)
+        if self.main:
+            with checkpoint.complete_or_absent(target) as draft:
+                self.bare_model.save_pretrained(draft, state_dict=weights)
+                if self.processor is not None:
+                    self.processor.save_pretrained(draft)
+                torch.save(self.optimizer.state_dict(), draft / "optimizer.pt")
+                for rank, states in enumerate(rngs):
+                    torch.save(states, draft / f"rng-{rank}-of-{self.world}.pt")
+                saved = {"state": dataclasses.asdict(state), "identity": self.identity()}
+                (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
+            spare = state.best_step if self.config.load_best_model_at_end else None
+            checkpoint.rotate(self.output_dir, self.config.save_total_limit, spare)
+        self.accelerator.wait_for_everyone()
+        self.timers.lap("save")
+
+    def finish(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The finished model at the top of output_dir, its figures, curves and card."""
+        state, config = self.state, self.config
+        if config.load_best_model_at_end and state.best_step is not None:
+            load_model(self.bare_model, self.output_dir / f"checkpoint-{state.best_step}" / "model.safetensors")
+            metrics = {}
+        if self.evaluate and not metrics:
+            scores = self.evaluate(self.model, self.accelerator)
+            metrics = {f"eval_{name}": value for name, value in scores.items()}
+        results = {**metrics, **self.accounts()}
+        weights = self.accelerator.get_state_dict(self.model)
+        if self.main:
+            self.bare_model.save_pretrained(self.output_dir, state_dict=weights)
+            if self.processor is not None:
+                self.processor.save_pretrained(self.output_dir)
+            (self.output_dir / "all_results.json").write_text(json.dumps(results, indent=2))
+            hub.draw_curves(self.output_dir)
+            hub.write_card(self.output_dir, self.bare_model, results, self.card)
+            hub.print_summary(self.output_dir, self.bare_model, results)
+            if config.push_to_hub:
+                hub.push(self.output_dir, config.hub_model_id, config.hub_private_repo)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
+        return results
+
+    def accounts(self) -> dict[str, float]:
+        """What the run cost, by its own timers (of this process, since it was started or resumed)."""
+        state = self.state
+        samples = state.step * state.micro_batches_per_step * self.batches.batch_size
+        seconds = max(state.seconds, 1e-9)
+        micro_batches = (state.step - self.first_step) * self.config.gradient_accumulation_steps
+        return {
+            "train_steps": state.step,
+            "train_runtime": round(state.seconds, 2),
+            "train_tokens": state.tokens,
+            "train_tokens_per_second": round(state.tokens / seconds, 1),
+            "train_samples_per_second": round(samples / seconds, 2),
+            "num_parameters": self.bare_model.num_parameters(),
+            "num_processes": self.world,
+            "num_threads": torch.get_num_threads(),
+            **self.timers.shares(),
+            # Backward costs twice the forward pass.
+            "model_flops_per_second": 3 * self.flops * micro_batches * self.world / self.timers.in_steps(),
+        }
+
+
+class Prefetcher:
+    """Prepares the next step's micro-batches in a thread while the model works on this one's."""
+
+    def __init__(self, batches, accelerator: Accelerator, first_step: int, accumulation: int):
+        self.batches, self.accelerator = batches, accelerator
+        self.step, self.accumulation = first_step, accumulation
+        self.thread = ThreadPoolExecutor(max_workers=1)
+
+    def __enter__(self) -> "Prefetcher":
+        self.pending = self.thread.submit(self.load, self.step)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+    def __next__(self) -> list[dict]:
+        ready = self.pending.result()
+        self.step += 1
+        self.pending = self.thread.submit(self.load, self.step)
+        return ready
+
+    def load(self, step: int) -> list[dict]:
+        """Of the k = processes x accumulation micro-batches of a step, process r takes r, r + processes, ..."""
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        first = step * world * self.accumulation + rank
+        indices = range(first, first + world * self.accumulation, world)
+        return [send_to_device(self.batches[index], self.accelerator.device, non_blocking=True) for index in indices]
+
+
+def forward_flops(model: nn.Module, batch: dict, device) -> int:
+    """Floating-point operations of one forward pass on a micro-batch; random numbers and gradients are left alone."""
+    with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.to(device)(**send_to_device(batch, device))
+    return counter.get_total_flops()
+
+
+def flat(settings: dict) -> dict:
+    return {name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in settings.items()}
