@@ -44,7 +44,7 @@ def parse(recipe_class: type[RecipeType], argv: Sequence[str] | None = None) -> 
         flag = rest[0].split("=")[0]
         hint = _nearest(flag.lstrip("-"), names, "--") if flag.startswith("-") else " Values follow their flag."
         raise InputError(f"Unknown flag {flag}.{hint} `--help` lists every flag.")
-    return recipe_class(**{name: getattr(namespace, name) for name in names})
+    return recipe_class(**{name: vars(namespace)[name] for name in names})
 
 
 def write(recipe, path: Path) -> None:

@@ -67,7 +67,8 @@ def complete_or_absent(target: Path) -> Iterator[Path]:
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for path in [*draft.iterdir(), draft]:
             _sync(path)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            _discard(target)
         os.replace(draft, target)
         _sync(target.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -82,9 +83,15 @@ def rotate(output_dir: Path, keep: int | None, spare: int | None = None) -> None
     if keep is not None:
         for path in checkpoints(output_dir)[: -max(keep, 1)]:
             if step_of(path) != spare:
-                doomed = path.with_name(f".draft-{path.name}")
-                os.replace(path, doomed)  # a kill while deleting must not leave half a checkpoint behind
-                shutil.rmtree(doomed)
+                _discard(path)
+
+
+def _discard(checkpoint: Path) -> None:
+    """A kill while deleting must not leave half a checkpoint behind."""
+    doomed = checkpoint.with_name(f".draft-old-{checkpoint.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(checkpoint, doomed)
+    shutil.rmtree(doomed)
 
 
 def damage(checkpoint: Path) -> str | None:

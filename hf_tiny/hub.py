@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 logger = logging.get_logger("hf_tiny")
 
 SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy")  # what a curve is drawn of
-NOT_PUSHED = ["checkpoint-*", ".draft-*", ".lock", "runs/*"]
+NOT_PUSHED = ["checkpoint-*", ".draft-*", ".lock", "hf_tiny/*"]  # the last: what tensorboard reads
 
 
 def draw_curves(output_dir: Path) -> None:
@@ -109,7 +109,7 @@ def push(output_dir: Path, hub_model_id: str | None, private: bool) -> bool:
         api.upload_folder(
             repo_id=repo_id, folder_path=output_dir, ignore_patterns=NOT_PUSHED, commit_message="Add the model"
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         logger.warning(
             f"The push failed ({error}). The model is safe in {output_dir}; push it later with: "
             f"python -m hf_tiny.hub {output_dir} --hub_model_id {hub_model_id or 'you/name'}"

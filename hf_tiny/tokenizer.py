@@ -1,5 +1,6 @@
 """Train a WordPiece tokenizer on a corpus, or load one that exists."""
 
+import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -7,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
-from accelerate.logging import get_logger
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_tiny.errors import InputError
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",

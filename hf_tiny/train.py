@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import gather_object, send_to_device, set_seed
 from safetensors.torch import load_model
 from torch import Tensor, nn
@@ -75,6 +76,13 @@ class TrainConfig:
 
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
 IDENTITY = ("per_device_train_batch_size", "seed", "bf16", "fp16")
+POSITIVE = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "logging_steps",
+    "num_train_epochs",
+)
 
 
 @dataclass
@@ -134,6 +142,9 @@ def run(main: Callable, recipe_class: type, argv: Sequence[str] | None = None) -
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nStopped outside the training loop: there was nothing to save.", file=sys.stderr, flush=True)
+        sys.exit(130)
 
 
 def start(config: TrainConfig) -> None:
@@ -147,11 +158,24 @@ def start(config: TrainConfig) -> None:
             f"The launcher started {launched} processes, but accelerate sees {processes}: each would train alone and write "
             "to the same folder. Launch with `--config_file recipes/accelerate/cpu_2proc.yaml` (or multi_gpu.yaml)."
         )
+    # `accelerate launch` sets MASTER_ADDR for several processes; for CPUs it then starts one, without WORLD_SIZE.
+    if {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
+        raise InputError(
+            "accelerate was asked for several processes and started only one. On CPUs launch with "
+            "`--config_file recipes/accelerate/cpu_2proc.yaml`, or with `--num_processes 1`."
+        )
+    for name in POSITIVE:
+        if getattr(config, name) <= 0:
+            raise InputError(f"--{name} {getattr(config, name)}: it must be above 0.")
+    learning_rate_factor(config.lr_scheduler_type, 0, 1, 1)  # an unknown schedule is refused now, not after the packing
     if config.fp16 and not gpu:
         raise InputError("--fp16 needs a GPU: on a CPU train in float32, or with --bf16.")
     # The launcher sets OMP_NUM_THREADS=1, which would leave all but one core idle.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
     set_seed(config.seed)
+    if config.resume_from_checkpoint is None:
+        checkpoint.refuse_foreign_run(Path(config.output_dir))  # before hours of preparing the data
+    logging.disable_progress_bar()  # the loop shows its own
 
 
 def train(
@@ -182,6 +206,7 @@ class Run:
         self.processor, self.card = processor, card or {}
         self.output_dir = Path(config.output_dir)
         precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
+        check_trackers(config.report_to or [])
         self.accelerator = Accelerator(
             cpu=not torch.accelerator.is_available(),
             mixed_precision=precision,
@@ -200,7 +225,8 @@ class Run:
         self.state = self.new_state()
         self.timers = Timers()
         self.sums: dict[str, Tensor] = {}
-        self.stop_signal = 0
+        self.asked_to_stop = self.stop_signal = 0  # what this process was sent, and what all processes agreed on
+        self.saved: Path | None = None  # the checkpoint of this very step, if there is one
         self.begin()
         self.first_step = self.state.step
         self.logged = (self.state.step, self.state.seconds, self.state.tokens)
@@ -228,18 +254,18 @@ class Run:
             found = checkpoint.find(self.output_dir, self.config.resume_from_checkpoint)
             if found is None:
                 logger.warning(f"{self.output_dir} holds no whole checkpoint yet: starting from step 0.")
-        elif self.main:
+        elsewhere = found is not None and found.resolve().parent != self.output_dir.resolve()
+        if self.main and (self.config.resume_from_checkpoint is None or elsewhere):
             checkpoint.refuse_foreign_run(self.output_dir)
         self.accelerator.wait_for_everyone()
         if found is not None:
             self.load(found)
         if self.main:
             self.keep_log_until(self.state.step)
-            arguments.write(self.config, self.output_dir / "recipe.yaml")
+            again = dataclasses.replace(self.config, resume_from_checkpoint=None)
+            arguments.write(again, self.output_dir / "recipe.yaml")
         if self.config.report_to:
             self.accelerator.init_trackers("hf_tiny", config=flat(dataclasses.asdict(self.config)))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.ask_to_stop)
 
     def identity(self) -> dict:
         """What a checkpoint belongs to. A resume with another model or other data is refused, field by field."""
@@ -270,10 +296,15 @@ class Run:
                 f"launch {' or '.join(map(str, fits))}."
             )
         state.max_steps, state.warmup_steps = self.state.max_steps, self.state.warmup_steps
-        self.state = state
+        if state.best_step is not None and not (self.output_dir / f"checkpoint-{state.best_step}").is_dir():
+            state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
+        self.state, self.saved = state, path.resolve()
         device = self.accelerator.device
         load_model(self.bare_model, path / "model.safetensors")
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(torch.load(path / "optimizer.pt", map_location=device, weights_only=True))
+        for group, current in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(current)  # a rate or decay that was changed for the resume holds
         rng = path / f"rng-{self.accelerator.process_index}-of-{self.world}.pt"
         if rng.exists():
             states = torch.load(rng, weights_only=True)
@@ -289,14 +320,30 @@ class Run:
         path = self.output_dir / "metrics.jsonl"
         if path.exists():
             lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+            draft = path.with_name(".draft-metrics.jsonl")
+            draft.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+            os.replace(draft, path)
 
     def ask_to_stop(self, number, frame) -> None:
-        self.stop_signal = number
+        """The first signal stops after this step; a second one of its kind ends the process at once."""
+        self.asked_to_stop = number
+        if self.world == 1:
+            self.stop_signal = number
+        signal.signal(number, signal.SIG_DFL)
 
     # --- the loop
 
     def loop(self) -> dict[str, float]:
+        handlers = {number: signal.signal(number, self.ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            metrics = self.steps()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return self.finish(metrics)
+
+    def steps(self) -> dict[str, float]:
+        """Returns the last evaluation, if it was of the last step."""
         state, config = self.state, self.config
         self.model.train()
         bar = tqdm(
@@ -337,7 +384,7 @@ class Run:
                     file=sys.stderr,
                 )
             sys.exit(0)
-        return self.finish(metrics)
+        return metrics
 
     def step(self, micro_batches: "Prefetcher"):
         """One optimiser step: every micro-batch's loss is its sum divided by the step's total count, so the gradients
@@ -386,10 +433,10 @@ class Run:
         """Also agrees on stopping: a signal that reached one process stops them all at the same step."""
         if self.world == 1:
             return counts
-        message = torch.cat([counts.double(), counts.new_tensor([self.stop_signal]).double()])
+        message = torch.cat([counts.double(), counts.new_tensor([self.asked_to_stop]).double()])
         message = self.accelerator.reduce(message, "sum")
         if message[-1]:
-            self.stop_signal = self.stop_signal or signal.SIGTERM
+            self.stop_signal = self.asked_to_stop or signal.SIGTERM
         return message[:-1].to(counts.dtype)
 
     # --- reporting
@@ -434,8 +481,6 @@ class Run:
         sign = 1 if config.greater_is_better else -1
         if state.best_metric is None or sign * value > sign * state.best_metric:
             state.best_metric, state.best_step, state.evaluations_since_best = value, state.step, 0
-            if config.load_best_model_at_end:
-                self.save()
         else:
             state.evaluations_since_best += 1
         if self.main:
@@ -445,6 +490,8 @@ class Run:
             for callback in self.callbacks:
                 callback.on_evaluate(state, metrics)
         self.timers.lap("evaluate")
+        if config.load_best_model_at_end and state.best_step == state.step:
+            self.save()
         return metrics
 
     # --- saving
@@ -452,6 +499,8 @@ class Run:
     def save(self) -> None:
         state = self.state
         target = self.output_dir / f"checkpoint-{state.step}"
+        if self.saved == target.resolve():
+            return
         rng = {"cpu": torch.get_rng_state()}
         if self.accelerator.device.type != "cpu":
             rng["device"] = torch.get_device_module(self.accelerator.device).get_rng_state()
@@ -469,6 +518,7 @@ class Run:
                 (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
             spare = state.best_step if self.config.load_best_model_at_end else None
             checkpoint.rotate(self.output_dir, self.config.save_total_limit, spare)
+        self.saved = target.resolve()
         self.accelerator.wait_for_everyone()
         self.timers.lap("save")
 
@@ -552,6 +602,16 @@ def forward_flops(model: nn.Module, batch: dict, device) -> int:
     with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.to(device)(**send_to_device(batch, device))
     return counter.get_total_flops()
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """accelerate says nothing of a tracker that is not installed."""
+    available = [str(tracker) for tracker in get_available_trackers()]
+    for name in names:
+        if name not in available:
+            raise InputError(
+                f"--report_to {name}: not installed, or no tracker of accelerate. Installed here: {', '.join(available) or 'none'}."
+            )
 
 
 def flat(settings: dict) -> dict:

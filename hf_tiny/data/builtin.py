@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -25,81 +25,54 @@ from pydoc_data.topics import topics
 import datasets
 from tqdm.auto import tqdm
 
-FORMAT_VERSION = 1  # Raise it when the cleaning changes.
-# Folder of the package -> name of its distribution.
-PACKAGES = {
-    "transformers": "transformers",
-    "torch": "torch",
-    "scipy": "scipy",
-    "sympy": "sympy",
-    "sklearn": "scikit-learn",
-    "pandas": "pandas",
-    "networkx": "networkx",
-    "numpy": "numpy",
-    "matplotlib": "matplotlib",
-    "huggingface_hub": "huggingface_hub",
-    "datasets": "datasets",
-    "accelerate": "accelerate",
-    "evaluate": "evaluate",
-    "tokenizers": "tokenizers",
-    "pyarrow": "pyarrow",
-    "fsspec": "fsspec",
-    "jinja2": "jinja2",
-    "mpmath": "mpmath",
-    "aiohttp": "aiohttp",
-    "PIL": "pillow",
-}
+FORMAT_VERSION = 3  # Raise it when the cleaning changes.
 HELD_OUT = ("numpy", "huggingface_hub", "asyncio", "email", "unittest")
 STANDARD_LIBRARY = "python"
-SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "testing",
-    "_vendor",
-    "_vendored",
-    "externals",
-    "site-packages",
-    "idlelib",
-    "lib2to3",
-}
-MIN_WORDS = 6
-MIN_PROSE = 0.75  # The share of words of a paragraph that look like words.
+# hf_tiny's dependencies and theirs, the largest first.
+PACKAGES = (
+    *("torch", "transformers", "scipy", "sympy", "sklearn", "pandas", "networkx", "matplotlib", "numpy", "datasets"),
+    *("huggingface_hub", "mpmath", "accelerate", "PIL", "fsspec", "jinja2", "aiohttp", "pyarrow", "evaluate"),
+    "tokenizers",
+)
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow"}  # Where the name differs from the package's.
+SKIPPED = {"test", "tests", "testing", "conftest", "_vendor", "externals", "site-packages", "idlelib", "lib2to3"}
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-# What is not prose, in the order in which it is removed: fenced code; reST directives with code, formulas or tables,
-# and their indented bodies; literal blocks after "::"; doctests; other directives; underlines, rules and tables.
-NOT_PROSE = tuple(
+NOT_PROSE = [
     re.compile(pattern, re.M)
     for pattern in (
-        r"^[ \t]*```(?:.*\n)*?[ \t]*```[ \t]*$",
+        r"^[ \t]*```(?:.*\n)*?[ \t]*```[ \t]*$",  # fenced code
         r"^([ \t]*)\.\. *(?:\w*code|ipython|doctest|plot|math|figure|image|\w*-?table|auto|toctree|raw|_|\[)"
-        r".*(?:\n[ \t]*$|\n\1[ \t]+\S.*)*",
-        r"(?<=::)[ \t]*\n(?:[ \t]*\n)+([ \t]+)\S.*(?:\n[ \t]*$|\n\1.*)*",
-        r"^[ \t]*>>>.*(?:\n[ \t]*\S.*)*",
-        r"^[ \t]*(?:\.\. |:[a-z]+:|@).*$",
-        r"^.*\n[ \t]*([-=~^*#+])\1{2,}[ \t]*$",
-        r"^[ \t]*[|+].*$|^[ \t=-]+$",
+        r".*(?:\n[ \t]*$|\n\1[ \t]+\S.*)*",  # directives with a body of code, formulas, tables or references
+        r"(?<=::)[ \t]*\n(?:[ \t]*\n)+([ \t]+)\S.*(?:\n[ \t]*$|\n\1.*)*",  # indented blocks after "::"
+        r"^[ \t]*>>>.*(?:\n[ \t]*\S.*)*",  # doctests with their output
+        r"^[ \t]*(?:\.\. |@).*$",  # other directives; their body is prose
+        r"^.*\n[ \t]*([-=~^*#+])\1{2,}[ \t]*$",  # underlined headings
+        r"^[ \t]*[|+].*$|^[ \t=-]+$",  # tables
     )
-)
-MARKUP = tuple(
+]
+MARKUP = [
     (re.compile(pattern), kept)
     for pattern, kept in (
+        (r",? ?\[[\w.-]+\]_", ""),  # a citation, [1]_
         (r"!?\[([^\]]*)\]\([^)]*\)", r"\1"),  # [text](address)
-        (r"`([^`<]+?)\s*<[^`>]*>`_*", r"\1"),  # `text <address>`_
-        (r":[a-z:+-]+:`[~!.]*([^`]*)`", r"\1"),  # :class:`~package.Name`
-        (r"\[?`+[~!]?([^`]*)`+_*\]?", r"\1"),  # ``code``, `code`, [`Name`]
+        (r"\[?(?::[\w:+-]+:)?`+[~!.]*([^`]*?)(?: *<[^`>]*>)?`+_*\]?", r"\1"),  # :role:`~text <address>`, [`code`]
         (r"(\*\*?)(\w(?:[^*]*\w)?)\1", r"\2"),  # *emphasis*, **strong**
-        (r"</?[a-zA-Z][^>]*>|\[\d+\]_?", ""),
+        (r"</?[a-zA-Z][^>]*>", ""),
+        (r"::", ":"),
     )
-)
-TYPED_NAME = re.compile(r"[\w*][\w, *.]* : ")
-DESCRIBED_NAME = re.compile(r"(?:[-*+] |\d+[.)] )?(?:`*\*{0,2}[\w.]+`*(?: ?\([^)]*\))?:(?:\s|$))?")
-PROSE_WORD = re.compile(r"[\"'(]?[A-Za-z]+(?:['-][a-z]+)*[\"')]?[.,;:!?]?")
+]
+NAME_AND_TYPE = re.compile(r"[\w*][\w, *.]* : ")
+BULLET_OR_NAME = re.compile(r"(?:[-*+] |\d+[.)] )?(?::\w+[^:`]*:\s|`*\*{0,2}[\w.]+`*(?: ?\(.*?\))?:(?:\s|$))?")
+WORD = re.compile(r"[\"'(]?[A-Za-z]+(?:['-][a-z]+)*[\"')]?[.,;:!?]?")
 
 
 def corpus_files() -> tuple[list[str], list[str]]:
-    """The .jsonl files of the training packages and of the held-out ones; written when they are not there."""
-    versions = {name: importlib.metadata.version(PACKAGES[name]) for name in PACKAGES if importlib.util.find_spec(name)}
+    """The .jsonl files of the training packages and of the held-out ones, one per package; written when missing."""
+    versions = {}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(DISTRIBUTIONS.get(package, package))
     key = json.dumps([FORMAT_VERSION, platform.python_version(), versions, HELD_OUT])
     root = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_builtin"
     folder = root / hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -107,86 +80,83 @@ def corpus_files() -> tuple[list[str], list[str]]:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as unfinished:
             _write(Path(unfinished) / "files", list(versions))
-            if not folder.is_dir():
+            with suppress(OSError):  # Another run may have been faster.
                 os.replace(Path(unfinished) / "files", folder)
-    files = sorted(folder.glob("*.jsonl"))
-    return [str(path) for path in files if path.stem not in HELD_OUT], [
-        str(path) for path in files if path.stem in HELD_OUT
-    ]
+    held_out = {str(folder / f"{package}.jsonl") for package in HELD_OUT}
+    files = sorted(map(str, folder.glob("*.jsonl")))
+    return [path for path in files if path not in held_out], [path for path in files if path in held_out]
 
 
 def _write(folder: Path, packages: list[str]) -> None:
-    """One file per package. Training packages come first, so that what they say is not new in the held-out ones."""
-    modules = sorted(_modules(packages), key=lambda module: module[0] in HELD_OUT)
+    """Repeated paragraphs are left out. Training text comes first, so that none of it comes again in held-out text."""
     folder.mkdir()
+    modules = sorted(_modules(packages), key=lambda module: module[0] in HELD_OUT)
     seen = set()
     # A syntax tree is a million small objects: without the garbage collector it is built in half the time.
     with ExitStack() as stack, ProcessPoolExecutor(initializer=gc.disable) as pool:
-        texts = pool.map(_documents, [path for _, _, path in modules], chunksize=8)
-        files = {name: stack.enter_context(open(folder / f"{name}.jsonl", "w")) for name, _, _ in modules}
-        found = zip(modules, tqdm(texts, "Reading docstrings", len(modules), unit=" modules"), strict=True)
-        manual = ((STANDARD_LIBRARY, f"topics.{topic}", [paragraphs(text)]) for topic, text in topics.items())
-        for name, source, documents in chain(manual, ((name, source, docs) for (name, source, _), docs in found)):
-            for document in documents:
-                new = {_key(text): text for text in document if _key(text) not in seen}
-                seen.update(new)
+        files = {package: stack.enter_context(open(folder / f"{package}.jsonl", "w")) for package, *_ in modules}
+        documents = pool.map(_documents, [path for *_, path in modules], chunksize=8)
+        documents = tqdm(documents, "Reading docstrings", len(modules), unit=" modules")
+        found = ((package, name, texts) for (package, name, _), texts in zip(modules, documents, strict=True))
+        manual = ((STANDARD_LIBRARY, f"pydoc_data.topics.{topic}", [_keyed(text)]) for topic, text in topics.items())
+        for package, source, texts in chain(manual, found):
+            for text in texts:
+                new = [paragraph for key, paragraph in text.items() if key not in seen]
+                seen.update(text)
                 if new:
-                    row = {"text": "\n".join(new.values()), "source": source}
-                    files[name].write(json.dumps(row, ensure_ascii=False) + "\n")
+                    row = {"text": "\n".join(new), "source": source}
+                    files[package].write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _modules(packages: list[str]) -> Iterator[tuple[str, str, Path]]:
-    """Package, module name and source file. The standard library is one package, but for what is held out of it."""
-    library = Path(sysconfig.get_path("stdlib"))
-    roots = {name: Path(importlib.util.find_spec(name).submodule_search_locations[0]) for name in packages}
-    for package, root in {STANDARD_LIBRARY: library, **roots}.items():
-        for path in sorted(root.rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
-            if SKIPPED_FOLDERS.isdisjoint(parts):
-                if package == STANDARD_LIBRARY:
-                    yield parts[0] if parts[0] in HELD_OUT else package, ".".join(parts), path
-                else:
-                    yield package, ".".join((package, *parts)), path
+    """Package, module and source file. The standard library is one package, but for what is held out of it."""
+    roots = {name: importlib.util.find_spec(name).submodule_search_locations[0] for name in packages}
+    for package, root in {STANDARD_LIBRARY: sysconfig.get_path("stdlib"), **roots}.items():
+        for folder, subfolders, files in os.walk(root):
+            subfolders[:] = sorted(set(subfolders) - SKIPPED)
+            for path in sorted(Path(folder, file) for file in files if file.endswith(".py")):
+                parts = path.relative_to(root).with_suffix("").parts
+                if path.stem not in SKIPPED:
+                    inner = package == STANDARD_LIBRARY and parts[0] in HELD_OUT
+                    yield parts[0] if inner else package, ".".join((package, *parts)), path
 
 
-def _documents(path: Path) -> list[list[str]]:
+def _documents(path: Path) -> list[dict[str, str]]:
     """The paragraphs of each docstring of a module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
-            tree = ast.parse(path.read_bytes())
+            nodes = [ast.parse(path.read_bytes())]
         except (SyntaxError, ValueError):
             return []  # A template, or source for another version of Python.
-    nodes = [tree]
     for node in nodes:
-        nodes += (child for child in node.body if isinstance(child, DOCUMENTED))
-    return [paragraphs(text) for node in nodes if (text := ast.get_docstring(node))]
+        nodes += [child for child in node.body if isinstance(child, DOCUMENTED)]
+    return [_keyed(text) for node in nodes if (text := ast.get_docstring(node))]
+
+
+def _keyed(text: str) -> dict[str, str]:
+    """Each paragraph under what makes it the same as another: its words, without case, digits and punctuation."""
+    return {re.sub(r"[\W\d_]+", " ", paragraph).casefold(): paragraph for paragraph in paragraphs(text)}
 
 
 def paragraphs(text: str) -> list[str]:
     """The paragraphs of prose in a docstring, each on one line, without markup, code, tables and names of arguments."""
     for pattern in NOT_PROSE:
         text = pattern.sub("", text)
-    found, indent = [[]], 0
+    found, indent = [""], 0
     for line in text.expandtabs().splitlines():
         words = line.strip()
-        name = DESCRIBED_NAME.match(words).group()
-        if not words or name or TYPED_NAME.match(words) or len(line) - len(line.lstrip()) < indent:
-            found.append([])
+        typed, name = NAME_AND_TYPE.match(words), BULLET_OR_NAME.match(words).group()
+        if not words or typed or name or len(line) - len(line.lstrip()) < indent:
+            found.append("")
         indent = len(line) - len(line.lstrip())
-        if not TYPED_NAME.match(words):
-            found[-1].append(words.removeprefix(name))
-    joined = (" ".join(lines).replace("::", ":") for lines in found)
+        if not typed:
+            found[-1] += " " + words.removeprefix(name)
     for pattern, kept in MARKUP:
-        joined = [pattern.sub(kept, paragraph) for paragraph in joined]
-    return [clean for paragraph in joined if _is_prose(clean := " ".join(paragraph.split()))]
+        found = [pattern.sub(kept, paragraph) for paragraph in found]
+    return [" ".join(paragraph.split()) for paragraph in found if _is_prose(paragraph)]
 
 
 def _is_prose(paragraph: str) -> bool:
-    words = paragraph.split()
-    prose = sum(PROSE_WORD.fullmatch(word) is not None for word in words)
-    return prose >= MIN_WORDS and prose >= MIN_PROSE * len(words)
-
-
-def _key(paragraph: str) -> str:
-    return re.sub(r"[\W\d_]+", " ", paragraph).casefold()
+    words = [WORD.fullmatch(word) is not None for word in paragraph.split()]
+    return sum(words) >= max(6, 0.75 * len(words))

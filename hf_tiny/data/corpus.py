@@ -1,6 +1,6 @@
 """Raw text to full blocks of tokens, `[CLS] A [SEP] B [SEP]`, cached as memory-mapped Arrow.
 
-A corpus is files; files are cut into shards by their content alone, and each shard is read, tokenized and packed by
+A corpus is files; they are cut into shards by their content alone, and each shard is read, tokenized and packed by
 itself. The blocks therefore do not depend on the number of processes that make them.
 """
 
@@ -29,7 +29,6 @@ import pyarrow.parquet
 import tokenizers
 from accelerate import PartialState
 from datasets.exceptions import DatasetGenerationError
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from hf_tiny.data import builtin
@@ -38,17 +37,13 @@ from hf_tiny.errors import InputError
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1  # Raise it when the same text and settings give other blocks than before.
-SHARD_BYTES = 4 << 20
-PIECE_BYTES = 1 << 20  # Longer documents are read in pieces.
-FEW_DOCUMENTS = 100
-TABLE_ROWS = 1000
-BATCH_CHARACTERS = 1 << 18
-ONE_SEGMENT = 0.1  # The share of blocks with one segment, as in the original ELECTRA.
-SAMPLE_BY = ("line", "paragraph", "document")
 SUPPORTED = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
-
-Texts = Iterator[tuple[bool, str]]  # Whether a document starts here, and text of it.
-Shard = tuple["Stretch", ...]
+SAMPLE_BY = ("line", "paragraph", "document")
+SHARD_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20  # Longer documents of a text file are read in pieces.
+BATCH_CHARACTERS = 1 << 18
+FEW_DOCUMENTS = 100
+ONE_SEGMENT = 0.1  # The share of blocks with one segment, as in the original ELECTRA.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +51,16 @@ class CorpusArguments:
     """Which text, and how it becomes blocks. With neither files nor a data set the built-in corpus is used."""
 
     train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Files, folders or globs of .txt, .jsonl, .csv, .tsv or .parquet, also .gz."},
+        default=None, metadata={"help": f"Files, folders or globs of {', '.join(SUPPORTED)}, each also .gz."}
     )
     validation_file: list[str] | None = field(
-        default=None, metadata={"help": "The same for the held-out text; without it a part of the corpus is held out."}
+        default=None, metadata={"help": "The same for held-out text; without it a part of the corpus is held out."}
     )
     dataset_name: str | None = field(default=None, metadata={"help": "A data set on the Hub, or a folder of one."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
     text_column: str = field(default="text", metadata={"help": "The column of a table that holds the text."})
     sample_by: str = field(
-        default="line", metadata={"help": "A document of a text file is a line, a paragraph or a document (the file)."}
+        default="line", metadata={"help": "What is a document in a text file: a line, a paragraph, or document (all)."}
     )
     encoding_errors: str = field(
         default="strict", metadata={"help": "Bytes that are not UTF-8: strict stops, replace counts and replaces them."}
@@ -81,9 +75,10 @@ class CorpusArguments:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a file: bytes [start, stop) of plain text, row groups [start, stop) of a table, or all of it."""
+    """A part of a file: bytes [start, stop) of text, row groups [start, stop) of a table."""
 
     path: str
+    changed: int
     number: int
     start: int
     stop: int
@@ -92,13 +87,31 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Rules:
-    """How text is read and held out: the part of the arguments that the reading of a shard depends on."""
+    """How a shard is read and what of it is held out."""
 
     text_column: str
     sample_by: str
     encoding_errors: str
     held_out: float
     by_document: bool
+
+
+@dataclass(frozen=True)
+class Packing:
+    """All that the blocks of a split depend on, beside the shards."""
+
+    split: str
+    rules: Rules
+    length: int
+    cls: int
+    sep: int
+    seed: int
+    tokenizer: str
+    versions: tuple = (FORMAT_VERSION, tokenizers.__version__)
+
+
+Shard = tuple[Stretch, ...]
+Texts = Iterator[tuple[bool, str]]  # Whether a document starts here, and text of it.
 
 
 def documents(arguments: CorpusArguments, split: str = "train") -> Iterator[str]:
@@ -111,23 +124,25 @@ def documents(arguments: CorpusArguments, split: str = "train") -> Iterator[str]
 
 def load_blocks(arguments: CorpusArguments, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> datasets.DatasetDict:
     """`train` and `validation` with columns `input_ids` and `segment_start`, where token type 1 begins."""
+    blocks = datasets.DatasetDict()
     with PartialState().local_main_process_first():
-        return datasets.DatasetDict(
-            {
-                split: _packed(split, shards, rules, arguments, tokenizer, seed)
-                for split, (shards, rules) in _plan(arguments).items()
-            }
-        )
+        for split, (shards, rules) in _plan(arguments).items():
+            special = tokenizer.cls_token_id, tokenizer.sep_token_id
+            backend = tokenizer.backend_tokenizer.to_str()
+            packing = Packing(split, rules, arguments.max_seq_length, *special, seed, backend)
+            blocks[split] = _packed(shards, packing, arguments)
+    return blocks
 
 
 # From arguments to shards
 
 
 def _plan(arguments: CorpusArguments) -> dict[str, tuple[list[Shard], Rules]]:
+    """The shards of each split and how to read them."""
     _check(arguments)
     train_files, validation_files = _files(arguments)
     shards = _shards(train_files, arguments.sample_by)
-    rules = Rules(arguments.text_column, arguments.sample_by, arguments.encoding_errors, held_out=0.0, by_document=True)
+    rules = Rules(arguments.text_column, arguments.sample_by, arguments.encoding_errors, 0.0, True)
     if validation_files:
         return {"train": (shards, rules), "validation": (_shards(validation_files, arguments.sample_by), rules)}
     if not 0 < arguments.validation_split_percentage < 100:
@@ -136,7 +151,7 @@ def _plan(arguments: CorpusArguments) -> dict[str, tuple[list[Shard], Rules]]:
             "and held-out text to evaluate on. Use a number between 0 and 100, such as 5, or give --validation_file."
         )
     starts = (start for shard in shards for start, _ in _read(shard, rules, Counter()) if start)
-    many = sum(1 for _ in islice(starts, FEW_DOCUMENTS)) == FEW_DOCUMENTS
+    many = sum(islice(starts, FEW_DOCUMENTS)) == FEW_DOCUMENTS
     rules = replace(rules, held_out=arguments.validation_split_percentage / 100, by_document=many)
     return {"train": (shards, rules), "validation": (shards, rules)}
 
@@ -171,15 +186,12 @@ def _expand(patterns: list[str], flag: str) -> list[str]:
         if not matches:
             raise InputError(f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.")
         for path in map(Path, matches):
-            if path.is_dir():
-                inside = sorted(str(file) for file in path.rglob("*") if file.is_file() and _kind(file) in SUPPORTED)
-                if not inside:
-                    raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(SUPPORTED)}.")
-                found += inside
-            elif _kind(path) in SUPPORTED:
-                found.append(str(path))
-            else:
+            inside = sorted(str(file) for file in path.rglob("*") if _kind(file) in SUPPORTED and file.is_file())
+            if path.is_dir() and not inside:
+                raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(SUPPORTED)}.")
+            if not path.is_dir() and _kind(path) not in SUPPORTED:
                 raise InputError(f"{flag} {path}: the name must end in {', '.join(SUPPORTED)}, with or without .gz.")
+            found += inside or [str(path)]
     return list(dict.fromkeys(map(os.path.realpath, found)))
 
 
@@ -201,50 +213,46 @@ def _kind(path: str | Path) -> str:
 
 
 def _shards(files: list[str], sample_by: str) -> list[Shard]:
-    """About `SHARD_BYTES` each. Small files share a shard, so that little is left over when it is packed."""
+    """Small files share a shard, so that little is left over when it is packed."""
     shards, shard = [], []
     for number, path in enumerate(files):
-        for stretch in _stretches(path, number, sample_by):
-            shard.append(stretch)
-            if sum(part.size for part in shard) >= SHARD_BYTES:
+        changed = os.stat(path).st_mtime_ns
+        for start, stop, size in _ranges(path, sample_by):
+            shard.append(Stretch(path, changed, number, start, stop, size))
+            if sum(stretch.size for stretch in shard) >= SHARD_BYTES:
                 shards.append(tuple(shard))
                 shard = []
     return [*shards, tuple(shard)] if shard else shards
 
 
-def _stretches(path: str, number: int, sample_by: str) -> Iterator[Stretch]:
-    kind, size = _kind(path), os.path.getsize(path)
-    if kind in TABLES:
+def _ranges(path: str, sample_by: str) -> Iterator[tuple[int, int, int]]:
+    """Start, stop and size of stretches of about `SHARD_BYTES`."""
+    kind, size, start = _kind(path), os.path.getsize(path), 0
+    if kind in GROUP_SIZES:
         with _readable(path):
-            sizes = TABLES[kind](path)
-        start = 0
+            sizes = GROUP_SIZES[kind](path)
         for stop in range(1, len(sizes) + 1):
             if sum(sizes[start:stop]) >= SHARD_BYTES or stop == len(sizes):
-                yield Stretch(path, number, start, stop, sum(sizes[start:stop]))
+                yield start, stop, sum(sizes[start:stop])
                 start = stop
     elif path.lower().endswith(".gz") or kind in (".csv", ".tsv"):
-        yield Stretch(path, number, 0, sys.maxsize, size)
+        yield 0, sys.maxsize, size
     else:
-        marks = (b"\n\n", b"\n") if kind == ".txt" and sample_by == "paragraph" else (b"\n",)
+        mark = b"\n\n" if kind == ".txt" and sample_by == "paragraph" else b"\n"
         with _readable(path), open(path, "rb") as file:
-            start = 0
             while start < size:
                 file.seek(start + SHARD_BYTES)
                 window = file.read(PIECE_BYTES)
-                stop = min(start + SHARD_BYTES + _first_break(window, marks), size)
-                yield Stretch(path, number, start, stop, stop - start)
+                more = window.find(mark) + len(mark) if mark in window else _last_break(window)
+                stop = min(start + SHARD_BYTES + more, size)
+                yield start, stop, stop - start
                 start = stop
 
 
-def _first_break(window: bytes, marks: tuple[bytes, ...]) -> int:
-    ends = (window.find(mark) + len(mark) for mark in marks if mark in window)
-    return next(ends, _last_break(window))
-
-
 def _last_break(window: bytes) -> int:
-    """The last place where bytes of UTF-8 can be cut: after a space, else between two characters."""
+    """The last place where UTF-8 can be cut: after a line or a word, else between two characters."""
     between = (place for place in range(len(window) - 1, 0, -1) if window[place] & 0xC0 != 0x80)
-    return window.rfind(b" ") + 1 or next(between, len(window))
+    return window.rfind(b"\n") + 1 or window.rfind(b" ") + 1 or next(between, len(window))
 
 
 # From a shard to texts
@@ -253,25 +261,22 @@ def _last_break(window: bytes) -> int:
 def _split_texts(shard: Shard, rules: Rules, split: str, counts: Counter) -> Texts:
     """The texts of a shard that belong to the split."""
     if not rules.held_out:
-        yield from _read(shard, rules, counts)
-    elif rules.by_document:
-        yield from _split_by_document(shard, rules, split, counts)
-    else:
-        yield from _split_at_the_end(shard, rules, split, counts)
+        return _read(shard, rules, counts)
+    return (_split_by_document if rules.by_document else _split_at_the_end)(shard, rules, split, counts)
 
 
 def _split_by_document(shard: Shard, rules: Rules, split: str, counts: Counter) -> Texts:
     """Held out by a hash of the document's place. It knows no seed: all runs are evaluated on the same text."""
     for stretch in shard:
-        index, chosen = -1, None
+        whole_file = _kind(stretch.path) == ".txt" and rules.sample_by == "document"
+        index, chosen = 0, None
         for start, text in _read((stretch,), rules, counts):
-            index += start
             if start or chosen is None:
-                whole_file = _kind(stretch.path) == ".txt" and rules.sample_by == "document"
                 place = (stretch.number,) if whole_file else (stretch.number, stretch.start, index)
                 digest = hashlib.blake2b(repr(place).encode(), digest_size=8).digest()
                 held_out = int.from_bytes(digest, "big") < rules.held_out * 2**64
                 chosen = held_out == (split == "validation")
+                index += 1
             if chosen:
                 yield start, text
 
@@ -304,8 +309,7 @@ def _read_text(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
         if ends or size >= PIECE_BYTES:
             if parts:
                 yield starts, "\n".join(parts)
-                starts = False
-            parts, size, starts = [], 0, starts or ends
+            parts, size, starts = [], 0, ends or (starts and not parts)
         if text:
             parts.append(text)
             size += len(raw)
@@ -315,45 +319,38 @@ def _read_text(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
 
 
 def _read_json(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
-    return _cells(_json_values(stretch, rules, counts), counts)
-
-
-def _json_values(stretch: Stretch, rules: Rules, counts: Counter) -> Iterator[str | None]:
-    for offset, raw in _lines(stretch, sys.maxsize):
+    for offset, raw in _lines(stretch):
         line = _decode(raw, offset, stretch, rules, counts)
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{_line(stretch, offset)}: not JSON ({error}). Each line must be one object.") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{_line(stretch, offset)}: not a JSON object. Each line must be one object.")
-        if rules.text_column not in row:
-            raise _no_column(_line(stretch, offset), rules, row)
-        value = row[rules.text_column]
-        if not isinstance(value, str | None):
-            raise InputError(f"{_line(stretch, offset)}: {rules.text_column!r} is {value!r:.40}, not text.")
-        yield value
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(f"{_place(stretch, offset)}: not JSON: {error}. A line must be an object.") from None
+            if not isinstance(row, dict):
+                raise InputError(f"{_place(stretch, offset)}: not a JSON object. A line must be an object.")
+            if rules.text_column not in row:
+                raise _no_column(_place(stretch, offset), rules, row)
+            if not isinstance(row[rules.text_column], str | None):
+                raise InputError(f"{_place(stretch, offset)}: {rules.text_column!r} must be text in double quotes.")
+            yield from _cells([row[rules.text_column]], counts)
 
 
 def _read_csv(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
     csv.field_size_limit(2**31 - 1)
-    lines = (_decode(raw, offset, stretch, rules, counts) for offset, raw in _lines(stretch, sys.maxsize))
+    lines = (_decode(raw, offset, stretch, rules, counts) for offset, raw in _lines(stretch))
     rows = csv.DictReader(lines, delimiter="\t" if _kind(stretch.path) == ".tsv" else ",")
     try:
         if rows.fieldnames and rules.text_column not in rows.fieldnames:
             raise _no_column(f"{stretch.path}:1", rules, rows.fieldnames)
         yield from _cells((row[rules.text_column] for row in rows), counts)
     except csv.Error as error:
-        raise InputError(f"{stretch.path}:{rows.line_num}: not a table ({error}).") from None
+        raise InputError(f"{stretch.path}:{rows.line_num}: not a table: {error}.") from None
 
 
 def _read_parquet(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
     with pyarrow.parquet.ParquetFile(stretch.path) as file:
         _check_schema(file.schema_arrow, stretch, rules)
-        groups = range(stretch.start, stretch.stop)
-        for batch in file.iter_batches(TABLE_ROWS, groups, [rules.text_column]):
+        for batch in file.iter_batches(1000, range(stretch.start, stretch.stop), [rules.text_column]):
             yield from _cells(batch[0].to_pylist(), counts)
 
 
@@ -361,8 +358,7 @@ def _read_arrow(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
     with pa.memory_map(stretch.path) as file, pa.ipc.open_stream(file) as batches:
         _check_schema(batches.schema, stretch, rules)
         for batch in islice(batches, stretch.start, stretch.stop):
-            for start in range(0, len(batch), TABLE_ROWS):
-                yield from _cells(batch[rules.text_column].slice(start, TABLE_ROWS).to_pylist(), counts)
+            yield from _cells((value.as_py() for value in batch[rules.text_column]), counts)
 
 
 def _check_schema(schema: pa.Schema, stretch: Stretch, rules: Rules) -> None:
@@ -370,7 +366,7 @@ def _check_schema(schema: pa.Schema, stretch: Stretch, rules: Rules) -> None:
         raise _no_column(stretch.path, rules, schema.names)
     kind = schema.field(rules.text_column).type
     if kind not in (pa.string(), pa.large_string(), pa.string_view()):
-        raise InputError(f"{stretch.path}: column {rules.text_column!r} is of type {kind}, not text.")
+        raise InputError(f"{stretch.path}: column {rules.text_column!r} holds {kind}, not text. See --text_column.")
 
 
 def _parquet_sizes(path: str) -> list[int]:
@@ -383,6 +379,7 @@ def _arrow_sizes(path: str) -> list[int]:
         return [batch.nbytes for batch in batches]
 
 
+GROUP_SIZES = {".parquet": _parquet_sizes, ".arrow": _arrow_sizes}
 READERS = {
     ".txt": _read_text,
     ".jsonl": _read_json,
@@ -392,7 +389,6 @@ READERS = {
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,
 }
-TABLES = {".parquet": _parquet_sizes, ".arrow": _arrow_sizes}
 
 
 def _cells(values: Iterable[str | None], counts: Counter) -> Texts:
@@ -400,10 +396,10 @@ def _cells(values: Iterable[str | None], counts: Counter) -> Texts:
         if value and not value.isspace():
             yield True, value
         else:
-            counts["empty rows"] += 1
+            counts["rows without text"] += 1
 
 
-def _lines(stretch: Stretch, limit: int) -> Iterator[tuple[int, bytes]]:
+def _lines(stretch: Stretch, limit: int = sys.maxsize) -> Iterator[tuple[int, bytes]]:
     """The lines of a stretch with their offsets; a line longer than the limit comes in parts."""
     with (gzip.open if stretch.path.lower().endswith(".gz") else open)(stretch.path, "rb") as file:
         file.seek(stretch.start)
@@ -420,21 +416,17 @@ def _decode(raw: bytes, offset: int, stretch: Stretch, rules: Rules, counts: Cou
     except UnicodeDecodeError as error:
         if rules.encoding_errors == "strict":
             raise InputError(
-                f"{stretch.path}: the byte at offset {offset + error.start} (line {_line_number(stretch, offset)}) is "
-                "not UTF-8. Convert the file to UTF-8, or allow and count such bytes with --encoding_errors replace."
+                f"{_place(stretch, offset)}: the byte at offset {offset + error.start} of the file is not UTF-8. "
+                "Convert the file to UTF-8, or have such bytes replaced and counted with --encoding_errors replace."
             ) from None
         text = raw.decode(errors="replace")
-        counts["replaced characters"] += text.count("\ufffd") - raw.count("\ufffd".encode())
+        counts["characters replaced"] += text.count("\ufffd") - raw.count("\ufffd".encode())
     return text.removeprefix("\ufeff") if offset == 0 else text
 
 
-def _line(stretch: Stretch, offset: int) -> str:
-    return f"{stretch.path}:{_line_number(stretch, offset)}"
-
-
-def _line_number(stretch: Stretch, offset: int) -> int:
-    start = replace(stretch, start=0, stop=offset)
-    return 1 + sum(part.endswith(b"\n") for _, part in _lines(start, PIECE_BYTES))
+def _place(stretch: Stretch, offset: int) -> str:
+    lines_before = sum(part.endswith(b"\n") for _, part in _lines(replace(stretch, start=0, stop=offset), PIECE_BYTES))
+    return f"{stretch.path}:{lines_before + 1}"
 
 
 def _no_column(place: str, rules: Rules, columns: Iterable[str]) -> InputError:
@@ -455,148 +447,97 @@ def _readable(path: str) -> Iterator[None]:
 # From texts to blocks
 
 
-def _packed(
-    split: str,
-    shards: list[Shard],
-    rules: Rules,
-    arguments: CorpusArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-) -> datasets.Dataset:
-    length, special = arguments.max_seq_length, (tokenizer.cls_token_id, tokenizer.sep_token_id)
-    backend = tokenizer.backend_tokenizer.to_str()
-    files = {part.path: os.stat(part.path).st_mtime_ns for shard in shards for part in shard}
-    content = (FORMAT_VERSION, tokenizers.__version__, split, shards, files, rules, length, special, seed, backend)
-    fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()[:32]
+def _packed(shards: list[Shard], packing: Packing, arguments: CorpusArguments) -> datasets.Dataset:
+    fingerprint = hashlib.sha256(repr((shards, packing)).encode()).hexdigest()[:32]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_blocks" / fingerprint
     if arguments.overwrite_cache and PartialState().is_local_main_process:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     processes = min(arguments.preprocessing_num_workers or os.cpu_count(), len(shards))
+    if processes > 1:
+        # Each process tokenizes in one thread. It must be said before they fork: threads do not survive that.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    ids = datasets.List(datasets.Value("int32"), length=packing.length)
     try:
-        with _one_thread_each(processes):
-            dataset = datasets.Dataset.from_generator(
-                _blocks,
-                features=datasets.Features(
-                    input_ids=datasets.List(datasets.Value("int32"), length=length),
-                    segment_start=datasets.Value("int32"),
-                ),
-                cache_dir=str(folder),
-                gen_kwargs={
-                    "shards": list(enumerate(shards)),
-                    "split": split,
-                    "rules": rules,
-                    "backend": backend,
-                    "length": length,
-                    "special": special,
-                    "seed": seed,
-                    "folder": folder,
-                },
-                num_proc=processes if processes > 1 else None,
-                split=datasets.Split(split),
-                fingerprint=fingerprint,
-            )
+        dataset = datasets.Dataset.from_generator(
+            _blocks,
+            features=datasets.Features(input_ids=ids, segment_start=datasets.Value("int32")),
+            cache_dir=str(folder),
+            gen_kwargs={"shards": list(enumerate(shards)), "packing": packing, "folder": folder},
+            num_proc=processes if processes > 1 else None,
+            split=datasets.Split(packing.split),
+            fingerprint=fingerprint,
+        )
     except DatasetGenerationError:
-        # An exception loses its cause on the way from another process, so the message comes through a file.
+        # An exception loses its cause on the way from another process, so the message comes in a file.
         messages = [path.read_text() for path in sorted(folder.glob("*.error"))]
         shutil.rmtree(folder)
         if messages:
             raise InputError(messages[0]) from None
         raise
-    _report(split, dataset, folder, rules, length)
+    _report(dataset, packing, folder)
     return dataset
 
 
-def _report(split: str, dataset: datasets.Dataset, folder: Path, rules: Rules, length: int) -> None:
+def _report(dataset: datasets.Dataset, packing: Packing, folder: Path) -> None:
     counts = Counter()
     for path in folder.glob("*.json"):
         counts.update(json.loads(path.read_text()))
-    if not counts["tokens"]:
-        raise InputError(f"There is no text in the {split} files." + _advice(split, rules))
     if not len(dataset):
+        advice = "Give more text with --train_file, or shorter blocks with --max_seq_length."
+        if packing.split == "validation":
+            advice = "Hold out more with --validation_split_percentage, or give more text with --validation_file."
         raise InputError(
-            f"The {split} text is shorter than one block: it has {counts['tokens']} tokens, and with --max_seq_length "
-            f"{length} a block needs {length - 2}." + _advice(split, rules)
+            f"The {packing.split} text is shorter than one block: it has {counts['tokens']} tokens, and a block of "
+            f"--max_seq_length {packing.length} needs {packing.length - 2}. {advice}"
         )
-    logger.info(
-        f"{split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {len(dataset):,} blocks of {length}"
-        f", {counts['left over']:,} tokens left over"
-    )
-    for what in ("empty rows", "replaced characters"):
-        if counts[what]:
-            logger.warning(f"{split}: {counts[what]:,} {what}")
+    if PartialState().is_main_process:
+        tokens = ", ".join(f"{counts[what]:,} {what}" for what in ("documents", "tokens", "tokens left over"))
+        logger.info(f"{packing.split}: {len(dataset):,} blocks of {packing.length}; {tokens}")
+        for what in ("rows without text", "characters replaced"):
+            if counts[what]:
+                logger.warning(f"{packing.split}: {counts[what]:,} {what} in its files")
 
 
-def _advice(split: str, rules: Rules) -> str:
-    if split == "train":
-        return " Give more text with --train_file, or shorter blocks with --max_seq_length."
-    if not rules.held_out:
-        return " Give more text with --validation_file."
-    return " Hold out more with --validation_split_percentage, or give --validation_file."
-
-
-@contextmanager
-def _one_thread_each(processes: int) -> Iterator[None]:
-    """Several processes share the cores: each tokenizes in one thread. tokenizers reads this when a process forks."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    if processes > 1:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop("TOKENIZERS_PARALLELISM", None)
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
-
-
-def _blocks(shards, split, rules, backend, length, special, seed, folder) -> Iterator[dict]:
-    tokenizer = Tokenizer.from_str(backend)
+def _blocks(shards: list[tuple[int, Shard]], packing: Packing, folder: Path) -> Iterator[dict]:
+    tokenizer = tokenizers.Tokenizer.from_str(packing.tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "[SEP]" in the text is text.
+    starts_word = np.ones(tokenizer.get_vocab_size(), dtype=bool)
+    starts_word[[number for token, number in tokenizer.get_vocab().items() if token.startswith("##")]] = False
     for number, shard in shards:
         counts = Counter()
+        random = np.random.default_rng([packing.seed, number])
         try:
-            tokens = _tokenized(_split_texts(shard, rules, split, counts), tokenizer)
-            yield from _pack(tokens, _word_starts(tokenizer), length, special, [seed, number], counts)
+            texts = _split_texts(shard, packing.rules, packing.split, counts)
+            yield from _pack(_tokenized(texts, tokenizer), packing, starts_word, random, counts)
         except InputError as error:
             (folder / f"{number:06d}.error").write_text(str(error))
             raise
         (folder / f"{number:06d}.json").write_text(json.dumps(counts))
 
 
-def _word_starts(tokenizer: Tokenizer) -> np.ndarray:
-    """For each token of the vocabulary, whether it starts a word."""
-    starts = np.ones(tokenizer.get_vocab_size(), dtype=bool)
-    starts[[number for token, number in tokenizer.get_vocab().items() if token.startswith("##")]] = False
-    return starts
-
-
-def _tokenized(texts: Texts, tokenizer: Tokenizer) -> Iterator[tuple[bool, list[int]]]:
+def _tokenized(texts: Texts, tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[bool, list[int]]]:
     batch, size = [], 0
-    for item in chain(texts, [None]):
-        if item is not None:
-            batch.append(item)
-            size += len(item[1])
-        if size > BATCH_CHARACTERS or item is None:
+    for start, text in chain(texts, [(False, "")]):
+        batch.append((start, text))
+        size += len(text)
+        if size > BATCH_CHARACTERS or not text:
             encodings = tokenizer.encode_batch_fast([text for _, text in batch], add_special_tokens=False)
-            for (start, _), encoding in zip(batch, encodings, strict=True):
-                yield start, encoding.ids
+            yield from zip((start for start, _ in batch), (encoding.ids for encoding in encodings), strict=True)
             batch, size = [], 0
 
 
 def _pack(
     documents: Iterable[tuple[bool, list[int]]],
-    word_starts: np.ndarray,
-    length: int,
-    special: tuple[int, int],
-    seed: list[int],
+    packing: Packing,
+    starts_word: np.ndarray,
+    random: np.random.Generator,
     counts: Counter,
 ) -> Iterator[dict]:
     """Cut the documents, one after the other, into full blocks. What is left at the end is only counted."""
-    cls, sep = special
-    random = np.random.default_rng(seed)
+    cls, sep, length = packing.cls, packing.sep, packing.length
     tokens, starts = [], []  # What is not yet in a block, and where documents start in it.
     one_segment = random.random() < ONE_SEGMENT
     for start, ids in documents:
@@ -609,25 +550,25 @@ def _pack(
         while len(tokens) - done >= (size := length - 2 - (not one_segment)):
             content = tokens[done : done + size]
             if one_segment:
-                row, segment_start = [cls, *content, sep], length
+                block, segment_start = [cls, *content, sep], length
             else:
-                cut = _segment_cut(content, [place - done for place in starts], word_starts, random)
-                row, segment_start = [cls, *content[:cut], sep, *content[cut:], sep], cut + 2
-            yield {"input_ids": np.array(row, dtype=np.int32), "segment_start": segment_start}
+                cut = _segment_cut(content, [place - done for place in starts], starts_word, random)
+                block, segment_start = [cls, *content[:cut], sep, *content[cut:], sep], cut + 2
+            yield {"input_ids": np.array(block, dtype=np.int32), "segment_start": segment_start}
             done += size
             one_segment = random.random() < ONE_SEGMENT
         if done:
             del tokens[:done]
             starts = [place - done for place in starts if place > done]
-    counts["left over"] = len(tokens)
+    counts["tokens left over"] = len(tokens)
 
 
-def _segment_cut(content: list[int], starts: list[int], word_starts: np.ndarray, random: np.random.Generator) -> int:
-    """Where the second segment begins: at a document near the middle, else at a word."""
+def _segment_cut(content: list[int], starts: list[int], starts_word: np.ndarray, random: np.random.Generator) -> int:
+    """Where the second segment begins: at the document start nearest the middle, else at a word of the middle half."""
     low, high = len(content) // 4, 3 * len(content) // 4
     between = [place for place in starts if low <= place <= high]
     if between:
         return min(between, key=lambda place: abs(2 * place - len(content)))
     cut = int(random.integers(low, high + 1))
-    words = np.flatnonzero(word_starts[content[cut : high + 1]])
+    words = np.flatnonzero(starts_word[content[cut : high + 1]])
     return cut + int(words[0]) if len(words) else cut

@@ -1,0 +1,31 @@
+# Every target builds .venv when it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+OUT ?= runs/electra
+ARGS ?=
+
+.PHONY: pretrain test lint bench results clean
+
+pretrain: .venv/installed  ## pretrain ELECTRA on the built-in corpus; ARGS="--max_steps 100" adds flags
+	$(BIN)/accelerate launch --quiet recipes/pretrain_electra.py --output_dir $(OUT) $(ARGS)
+
+test: .venv/installed  ## all tests, no network
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: .venv/installed  ## hf_tiny and transformers on the same work, alternating
+	$(BIN)/python benchmarks/electra.py
+
+results: .venv/installed  ## render the tables of README.md and recipes/README.md from benchmarks/results
+	$(BIN)/python benchmarks/render.py
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,208 @@
+"""python benchmarks/electra.py [--quick]
+
+One pretraining step of ELECTRA-small (sequence 128, batch 32) by hf_tiny and by transformers, on the same weights, masks
+and optimiser, taking turns in one process:
+
+ours      hf_tiny's HfTinyElectraForPreTraining
+as it comes   transformers' ElectraForMaskedLM and ElectraForPreTraining with tied embeddings; logits at every position
+sliced    the same two models, with the logits computed at the masked positions only
+
+Ratios are the peer's figure divided by ours: above 1, hf_tiny is faster or needs less memory. The last line is JSON.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from hf_tiny.convert import electra_from_native
+from hf_tiny.data.collate import Batch, MaskTokens
+from hf_tiny.models.layers import sample_inverse_cdf
+
+OURS, WHOLE, SLICED = "hf_tiny", "transformers as it comes", "transformers, sliced logits"
+SIDES = (OURS, WHOLE, SLICED)
+DROPOUTS = (0.1, 0.0)
+VOCABULARY, LENGTH = 30522, 128
+# The ids of BERT's vocabulary.
+SPECIAL = SimpleNamespace(pad_token_id=0, cls_token_id=101, sep_token_id=102, mask_token_id=103)
+
+
+class Composition(nn.Module):
+    """The two halves that transformers ships, joined in the ordinary way."""
+
+    def __init__(self, discriminator: ElectraForPreTraining, generator: ElectraForMaskedLM, sliced: bool):
+        super().__init__()
+        self.discriminator, self.generator, self.sliced = discriminator, generator, sliced
+        ours, theirs = generator.electra.embeddings, discriminator.electra.embeddings
+        for name in ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm"):
+            setattr(ours, name, getattr(theirs, name))
+        generator.generator_lm_head.weight = theirs.word_embeddings.weight
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, labels: Tensor, sampled: Tensor | None = None) -> Tensor:
+        masked = labels != -100
+        if self.sliced:
+            hidden = self.generator.electra(input_ids, token_type_ids=token_type_ids).last_hidden_state[masked]
+            logits = self.generator.generator_lm_head(self.generator.generator_predictions(hidden))
+            mlm_loss = F.cross_entropy(logits, labels[masked])
+        else:
+            output = self.generator(input_ids, token_type_ids=token_type_ids, labels=labels)
+            mlm_loss, logits = output.loss, output.logits.detach()[masked]
+        if sampled is None:
+            sampled = torch.multinomial(logits.detach().softmax(-1), 1).squeeze(1)
+        original = torch.where(masked, labels, input_ids)
+        corrupted = original.masked_scatter(masked, sampled)
+        replaced = (corrupted != original).long()
+        return mlm_loss + 50 * self.discriminator(corrupted, token_type_ids=token_type_ids, labels=replaced).loss
+
+
+def build(side: str, dropout: float) -> nn.Module:
+    """ELECTRA-small with the same weights on every side."""
+    torch.manual_seed(0)
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    discriminator = ElectraForPreTraining(ElectraConfig(**rates))
+    narrow = {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256}
+    composition = Composition(discriminator, ElectraForMaskedLM(ElectraConfig(**rates, **narrow)), side == SLICED)
+    if side != OURS:
+        return composition
+    return electra_from_native(discriminator, composition.generator, sharing="embeddings")
+
+
+def make_batch(size: int, first: int) -> Batch:
+    """Full blocks of random tokens, masked by hf_tiny's collator: 19 of the 128 positions in every row."""
+    ids = np.random.default_rng(first).integers(1000, VOCABULARY, (size, LENGTH))
+    return MaskTokens(SPECIAL, 0.15, seed=0)({"input_ids": ids, "segment_start": np.full(size, LENGTH // 2)}, first)
+
+
+def compute_loss(side: str, model: nn.Module, batch: Batch) -> Tensor:
+    if side == OURS:
+        return model(**batch).loss
+    return model(batch["input_ids"], batch["token_type_ids"], batch["labels"])
+
+
+class Competitor:
+    def __init__(self, side: str, dropout: float):
+        self.side, self.dropout = side, dropout
+        self.model = build(side, dropout).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-4, eps=1e-6, weight_decay=0.01, fused=True)
+
+    def step(self, batch: Batch) -> None:
+        compute_loss(self.side, self.model, batch).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+@torch.no_grad()
+def check_same_loss(batch: Batch) -> None:
+    """In eval mode, with the tokens that our generator samples, every side must have the same loss."""
+    ours = build(OURS, 0.0).eval()(**batch)
+    noise = batch["sampling_noise"][batch["labels"] != -100]
+    sampled = sample_inverse_cdf(ours.mlm_logits, noise)
+    for side in (WHOLE, SLICED):
+        theirs = build(side, 0.0).eval()(batch["input_ids"], batch["token_type_ids"], batch["labels"], sampled)
+        difference = (theirs - ours.loss).abs().item()
+        if difference > 1e-4:
+            raise SystemExit(f"Not the same model: the loss of {side} differs from ours by {difference:.2e}.")
+    print(f"Same weights, same loss on all three sides: {ours.loss:.4f}\n")
+
+
+def peak_memory(task: tuple[str, int]) -> float:
+    """MB that two steps add to a process which has only imported its modules: weights, optimiser and activations."""
+    side, batch_size = task
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    competitor = Competitor(side, dropout=0.1)
+    for index in range(2):
+        competitor.step(make_batch(batch_size, index * batch_size))
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def matmul_flops_per_second(size: int) -> float:
+    """What one large fp32 matrix product reaches, the best of three."""
+    a, b = torch.randn(2, size, size)
+    times = [seconds(lambda: a @ b) for _ in range(3)]
+    return 2 * size**3 / min(times)
+
+
+def seconds(function) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def median_and_range(values: list[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="batch 4 and 5 repetitions: a check, not a measurement")
+    parser.add_argument("--batch_size", type=int, default=None)
+    parser.add_argument("--repetitions", type=int, default=None)
+    arguments = parser.parse_args()
+    batch_size = arguments.batch_size or (4 if arguments.quick else 32)
+    repetitions = arguments.repetitions or (5 if arguments.quick else 9)
+
+    # Before this process computes anything, so that its children start with no threads and no tensors.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        memory = dict(zip(SIDES, pool.map(peak_memory, [(side, batch_size) for side in SIDES], chunksize=1), strict=True))
+
+    print(f"ELECTRA-small, batch {batch_size}, length {LENGTH}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    check_same_loss(make_batch(batch_size, 0))
+
+    competitors = [Competitor(side, dropout) for dropout in DROPOUTS for side in SIDES]
+    with FlopCounterMode(display=False) as counter:
+        compute_loss(OURS, competitors[0].model, make_batch(batch_size, 0)).backward()
+    for competitor in competitors:  # warm up
+        competitor.step(make_batch(batch_size, 0))
+
+    times = {(competitor.side, competitor.dropout): [] for competitor in competitors}
+    limit = 0.0
+    for repetition in range(repetitions):
+        limit = max(limit, *(matmul_flops_per_second(size) for size in (1024, 2048)))
+        batch = make_batch(batch_size, repetition * batch_size)
+        shift = repetition % len(competitors)  # nobody always follows the same neighbour's heat
+        for competitor in competitors[shift:] + competitors[:shift]:
+            times[competitor.side, competitor.dropout].append(seconds(lambda: competitor.step(batch)))
+
+    print(f"{'':28} dropout   step, ms (range)        peer / ours (range)    peak memory, MB")
+    ratios = {}
+    for (side, dropout), values in times.items():
+        middle, low, high = median_and_range([1000 * value for value in values])
+        line = f"{side:28} {dropout:7}   {middle:6.0f} ({low:.0f} to {high:.0f})"
+        if side != OURS:
+            pairs = zip(values, times[OURS, dropout], strict=True)
+            ratio, least, most = median_and_range([theirs / ours for theirs, ours in pairs])
+            ratios[side, dropout] = round(ratio, 3)
+            line = f"{line:62} {ratio:.2f} ({least:.2f} to {most:.2f})"
+        print(f"{line:86} {memory[side]:.0f}" if dropout else line)
+
+    rates = {dropout: counter.get_total_flops() / statistics.median(times[OURS, dropout]) for dropout in DROPOUTS}
+    print(f"\n{counter.get_total_flops() / 1e9:.0f} GFLOP a step; large matrix products reach {limit / 1e9:.0f} GFLOP/s")
+    result = {
+        "electra_step_ratio": ratios[WHOLE, 0.1],
+        "electra_step_ratio_no_dropout": ratios[WHOLE, 0.0],
+        "electra_step_ratio_sliced": ratios[SLICED, 0.1],
+        "electra_step_ratio_sliced_no_dropout": ratios[SLICED, 0.0],
+        "matmul_share": round(rates[0.1] / limit, 3),
+        "matmul_share_no_dropout": round(rates[0.0] / limit, 3),
+        "memory_ratio": round(memory[WHOLE] / memory[OURS], 3),
+        "memory_ratio_sliced": round(memory[SLICED] / memory[OURS], 3),
+        "batch_size": batch_size,
+        "threads": torch.get_num_threads(),
+        "repetitions": repetitions,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

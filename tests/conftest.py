@@ -1,0 +1,42 @@
+"""What several test files need: a small real tokenizer and blocks of its text. No network, a fixed seed."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
+
+from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
+
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog",
+    "a small generator proposes tokens and a discriminator finds the replaced ones",
+    "pack my box with five dozen liquor jugs",
+    "every row is seen once in an epoch, and every epoch has its own order",
+]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(TEXTS * 4, TokenizerArguments(vocab_size=120), model_max_length=32)
+
+
+@pytest.fixture(scope="session")
+def blocks(tokenizer: PreTrainedTokenizerFast) -> Dataset:
+    """21 full blocks of 16 tokens, [CLS] A [SEP] B [SEP], all different."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for start in generator.integers(5, 12, size=21):
+        ids = generator.integers(5, len(tokenizer), size=16)
+        ids[0], ids[start - 1], ids[-1] = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.sep_token_id
+        rows.append({"input_ids": ids.astype(np.int32), "segment_start": int(start)})
+    return Dataset.from_list(rows)

@@ -1,0 +1,80 @@
+"""Every command and snippet of the docs runs, the long ones cut short; every table of the docs is what was measured."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+SHORT = "--max_steps 2 --per_device_train_batch_size 2 --max_eval_samples 4 --vocab_size 300".split()
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import render  # noqa: E402
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def commands(start: str) -> list[str]:
+    lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith(start)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """An empty folder as a user's checkout: recipes and texts of two languages, nothing else."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    (folder / "my_texts").mkdir()
+    words = "모델은 문장을 읽고 다음 낱말을 배운다 the small model reads each sentence and learns which word was replaced".split()
+    text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(300))
+    (folder / "my_texts" / "one.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500)
+
+
+def test_the_commands_of_the_readme_run(home):
+    launches = commands("accelerate launch")
+    assert len(launches) == 4
+    corpus = ["--train_file", "my_texts/"]
+    for line in launches:
+        words = shlex.split(line)
+        extra = [] if "recipe.yaml" in line else [*SHORT, *([] if "--train_file" in words else corpus)]
+        done = run([str(BIN / words[0]), *words[1:], *extra], home)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    for folder in ("mine", "two", "four"):
+        assert (home / "runs" / folder / "model.safetensors").exists()
+
+    (snippet,) = blocks("python")
+    done = run([sys.executable, "-c", snippet], home)
+    assert done.returncode == 0, done.stderr
+    assert "'score'" in done.stdout
+
+
+def test_make_runs_what_the_readme_says():
+    assert commands("make") == ["make pretrain", "make test"]
+    dry = run(["make", "--dry-run", "--always-make", "pretrain", "test", "lint", "bench"], ROOT).stdout
+    assert "accelerate launch --quiet recipes/pretrain_electra.py" in dry
+    assert "-m pytest" in dry and "ruff check" in dry and "benchmarks/electra.py" in dry
+    assert "make lint test" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("name", ["README.md", "recipes/README.md"])
+def test_the_tables_are_what_was_measured(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert "<!-- results:" in text
+    assert render.render(text) == text
+
+
+def test_every_file_of_the_tree_exists():
+    (tree,) = re.findall(r"```\n(hf_tiny/.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = re.findall(r"^ *(\S+\.py)", tree, re.MULTILINE)
+    found = {path.name for path in (ROOT / "hf_tiny").rglob("*.py")}
+    assert set(names) == found - {"errors.py"} | {"__init__.py"}
