@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -11,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
-from transformers.utils import logging
 
 from .errors import InputError
 
-logger = logging.get_logger("hf_tiny")
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"  # file name -> size and SHA-256; written last
 RUN_FILES = ("recipe.yaml", "metrics.jsonl", "all_results.json", "config.json")
@@ -47,7 +47,9 @@ def locked(output_dir: Path) -> Iterator[None]:
 
 def refuse_foreign_run(output_dir: Path) -> None:
     """A new run never writes over an old one."""
-    held = [path.name for path in checkpoints(output_dir)] + [name for name in RUN_FILES if (output_dir / name).exists()]
+    held = [path.name for path in checkpoints(output_dir)] + [
+        name for name in RUN_FILES if (output_dir / name).exists()
+    ]
     if held:
         raise InputError(
             f"--output_dir {output_dir} holds another run ({', '.join(held[:3])}). Go on with it by "
@@ -78,6 +80,23 @@ def complete_or_absent(target: Path) -> Iterator[Path]:
         raise InputError(f"{target} could not be saved ({error}). Free some space, then resume: {kept}.") from error
 
 
+@contextlib.contextmanager
+def written(what: str) -> Iterator[None]:
+    """A disk that is full outside a checkpoint costs nothing that the last checkpoint has."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{what} could not be written ({error}). Free some space, then go on with --resume_from_checkpoint latest."
+        ) from error
+
+
+def sweep(output_dir: Path) -> None:
+    """Delete what killed runs have left half written or half deleted."""
+    for draft in output_dir.glob(".draft-*checkpoint-*"):
+        shutil.rmtree(draft)
+
+
 def rotate(output_dir: Path, keep: int | None, spare: int | None = None) -> None:
     """Delete the oldest checkpoints beyond `keep`, but never the one of step `spare`."""
     if keep is not None:
@@ -97,9 +116,11 @@ def _discard(checkpoint: Path) -> None:
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+        manifest = dict(json.loads((checkpoint / MANIFEST).read_text()))
+    except (OSError, TypeError, ValueError) as error:
         return f"{MANIFEST} cannot be read ({error})"
+    if not manifest:
+        return f"{MANIFEST} names no file"
     for name, digest in manifest.items():
         path = checkpoint / name
         if not path.is_file():
@@ -114,7 +135,9 @@ def find(output_dir: Path, wanted: str) -> Path | None:
     if wanted != "latest":
         path = Path(wanted)
         if not path.is_dir():
-            raise InputError(f"--resume_from_checkpoint {wanted}: no such folder. Give a checkpoint-<step> or `latest`.")
+            raise InputError(
+                f"--resume_from_checkpoint {wanted}: no such folder. Give a checkpoint-<step> or `latest`."
+            )
         if problem := damage(path):
             raise InputError(f"{path} is damaged: {problem}. Use an earlier checkpoint, or `latest`.")
         return path
@@ -137,5 +160,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-

@@ -23,6 +23,16 @@ ELECTRA_NAMES = (  # native name, hf_tiny name; in this order
     (r"discriminator_predictions\.dense_prediction", "discriminator_head.2"),
     (r"discriminator_predictions\.dense", "discriminator_head.0"),
 )
+EQUAL_IN_BOTH = (
+    "vocab_size",
+    "embedding_size",
+    "num_hidden_layers",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "hidden_act",
+    "layer_norm_eps",
+)
+SIZES = ("hidden_size", "num_attention_heads", "intermediate_size")
 
 
 def rename_electra(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -42,18 +52,28 @@ def electra_from_native(
     discriminator: ElectraForPreTraining, generator: ElectraForMaskedLM, sharing: str = "none"
 ) -> HfTinyElectraForPreTraining:
     """The joint model of two native ones. With sharing "embeddings" the discriminator's embeddings serve both."""
-    config: ElectraConfig = discriminator.config
-    for name in ("vocab_size", "embedding_size", "num_hidden_layers"):
-        theirs = getattr(generator.config, name)
-        if getattr(config, name) != theirs:
-            raise InputError(f"{name} is {getattr(config, name)} in the discriminator and {theirs} in the generator.")
+    if sharing == "all":
+        raise InputError('Two native models cannot share "all": choose "none" or "embeddings".')
+    native: ElectraConfig = discriminator.config
+    for name in EQUAL_IN_BOTH:
+        ours, theirs = getattr(native, name), getattr(generator.config, name)
+        if ours != theirs:
+            raise InputError(f"{name} is {ours} in the discriminator and {theirs} in the generator.")
     known = HfTinyElectraConfig().to_dict()
-    own = {name: value for name, value in config.to_dict().items() if name in known and name != "model_type"}
-    size = generator.config.hidden_size / config.hidden_size
-    model = HfTinyElectraForPreTraining(HfTinyElectraConfig(**own, sharing=sharing, generator_size=size))
+    own = {name: value for name, value in native.to_dict().items() if name in known and name != "model_type"}
+    size = generator.config.hidden_size / native.hidden_size
+    config = HfTinyElectraConfig(**own, sharing=sharing, generator_size=size)
+    found = tuple(getattr(generator.config, name) for name in SIZES)
+    if found != config.sizes(size):
+        raise InputError(
+            f"{SIZES} are {found} in the generator: at {size:.3g} times the discriminator, {config.sizes(size)}."
+        )
+    model = HfTinyElectraForPreTraining(config)
     state = rename_electra(discriminator.state_dict())
     for name, tensor in rename_electra(generator.state_dict()).items():
         if not (sharing == "embeddings" and name.startswith("electra.embeddings")):
             state[re.sub(r"^electra\.", "generator.", name)] = tensor
+    if sharing == "embeddings":
+        state["generator_lm_head.weight"] = state["electra.embeddings.word_embeddings.weight"]  # tied
     model.load_state_dict(state)
     return model.eval()

@@ -1,6 +1,7 @@
 """What people look at: the curves, the model card, the summary, the push."""
 
 import json
+import logging
 import platform
 import shlex
 import sys
@@ -12,12 +13,11 @@ import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib import pyplot as plt
 
-logger = logging.get_logger("hf_tiny")
+logger = logging.getLogger(__name__)
 
 SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy")  # what a curve is drawn of
 NOT_PUSHED = ["checkpoint-*", ".draft-*", ".lock", "hf_tiny/*"]  # the last: what tensorboard reads
@@ -82,7 +82,9 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
 
 def hardware() -> str:
     if torch.accelerator.is_available():
-        return torch.cuda.get_device_name() if torch.cuda.is_available() else torch.accelerator.current_accelerator().type
+        return (
+            torch.cuda.get_device_name() if torch.cuda.is_available() else torch.accelerator.current_accelerator().type
+        )
     return f"{platform.machine()} CPU"
 
 

@@ -1,5 +1,6 @@
 """What is measured while training and on held-out data; `evaluate.Metric`s that need no network."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +13,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
 from torch import nn
-from transformers.utils import ModelOutput, logging
+from transformers.utils import ModelOutput
 
 from .data.collate import Batch, Batches
 from .train import Callback, TrainState
 
-logger = logging.get_logger("hf_tiny")
+logger = logging.getLogger(__name__)
 Results = dict[str, np.ndarray]
 
 
@@ -63,7 +64,9 @@ class ReplacedTokenDetection(evaluate.Metric):
             "rtd_precision": float(precision),
             "rtd_recall": float(recall),
             "rtd_auc": float(roc_auc_score(references, predictions)) if both else math.nan,
-            "rtd_majority_entropy": float(-share * math.log(share) - (1 - share) * math.log(1 - share)) if both else 0.0,
+            "rtd_majority_entropy": float(-share * math.log(share) - (1 - share) * math.log(1 - share))
+            if both
+            else 0.0,
         }
 
 

@@ -1,13 +1,19 @@
 """Train a WordPiece tokenizer on a corpus, or load one that exists."""
 
+import hashlib
 import logging
+import os
+import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tokenizers
 from accelerate import PartialState
+from datasets.config import HF_DATASETS_CACHE
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -41,18 +47,23 @@ class TokenizerArguments:
 
 
 def load_tokenizer(
-    arguments: TokenizerArguments,
-    texts: Callable[[], Iterable[str]],
-    folder: str | Path,
-    *,
-    model_max_length: int = 512,
+    arguments: TokenizerArguments, texts: Callable[[], Iterable[str]], fingerprint: str, *, model_max_length: int = 512
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer named in the arguments, else the one in `folder`, which is trained on `texts()` when not there."""
+    """The tokenizer named in the arguments, else one trained on `texts()`. What was trained is kept in the cache, under
+    the `fingerprint` of the texts and the settings."""
     if arguments.tokenizer_name:
         return _load(arguments.tokenizer_name)
+    settings = [arguments.vocab_size, arguments.lowercase, arguments.strip_accents, arguments.unicode_form]
+    content = repr((fingerprint, settings, model_max_length, tokenizers.__version__))
+    folder = Path(HF_DATASETS_CACHE) / "hf_tiny_tokenizers" / hashlib.sha256(content.encode()).hexdigest()[:32]
     with PartialState().local_main_process_first():
-        if not (Path(folder) / "tokenizer.json").is_file():
-            train_tokenizer(texts(), arguments, model_max_length=model_max_length).save_pretrained(folder)
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+                trained = train_tokenizer(texts(), arguments, model_max_length=model_max_length)
+                trained.save_pretrained(Path(unfinished) / "files")
+                with suppress(OSError):  # Another run may have been faster.
+                    os.replace(Path(unfinished) / "files", folder)
         return _load(str(folder))
 
 

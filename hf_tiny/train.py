@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import signal
@@ -21,16 +22,17 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
-from transformers.utils import logging
+from transformers.utils.logging import disable_progress_bar
 
 from . import arguments, checkpoint, hub
 from .errors import InputError
 from .optim import build_optimizer, learning_rate_factor, set_learning_rate, warmup_length
 
-logger = logging.get_logger("hf_tiny")
+logger = logging.getLogger(__name__)
 
 
-def _flag(default, text: str):
+def flag(default, text: str):
+    """A field of a recipe's dataclass, with what `--help` says of it."""
     return field(default=default, metadata={"help": text})
 
 
@@ -40,38 +42,38 @@ class TrainConfig:
 
     SIZES: ClassVar[dict[str, dict]] = {}  # a recipe's presets: --size name -> flags that it sets
 
-    output_dir: str = _flag("runs/out", "Where the run leaves everything.")
-    max_steps: int = _flag(-1, "Optimiser steps; above 0 it wins over --num_train_epochs.")
-    num_train_epochs: float = _flag(3.0, "Passes over the training data.")
-    per_device_train_batch_size: int = _flag(32, "Samples in a micro-batch.")
-    per_device_eval_batch_size: int = _flag(32, "Samples in an evaluation batch.")
-    gradient_accumulation_steps: int = _flag(1, "Micro-batches per process and step.")
-    learning_rate: float = _flag(5e-4, "Peak learning rate.")
-    lr_scheduler_type: str = _flag("linear", "linear, cosine, constant, inverse_sqrt or warmup_stable_decay.")
-    warmup_steps: float = _flag(0.1, "Steps, or a share of the run when below 1; at most a tenth of a short run.")
-    weight_decay: float = _flag(0.01, "AdamW's decay of matrices; biases and norms do not decay.")
-    adam_beta1: float = _flag(0.9, "AdamW's beta 1.")
-    adam_beta2: float = _flag(0.999, "AdamW's beta 2.")
-    adam_epsilon: float = _flag(1e-6, "AdamW's epsilon.")
-    max_grad_norm: float = _flag(1.0, "Clip the gradient's norm; 0 does not clip.")
-    seed: int = _flag(42, "Of the weights, the data order, the masks and dropout.")
-    bf16: bool = _flag(False, "bfloat16 autocast.")
-    fp16: bool = _flag(False, "float16 autocast (GPUs only).")
-    gradient_checkpointing: bool = _flag(False, "Less memory, more time.")
-    torch_compile: bool = _flag(False, "torch.compile the model.")
-    logging_steps: int = _flag(50, "Steps between lines of metrics.jsonl.")
-    eval_steps: int = _flag(500, "Steps between evaluations; 0 evaluates at the end only.")
-    save_steps: int = _flag(500, "Steps between checkpoints; 0 saves at the end only.")
-    save_total_limit: int | None = _flag(2, "Keep this many checkpoints.")
-    load_best_model_at_end: bool = _flag(False, "End with the best evaluated weights instead of the last.")
-    metric_for_best_model: str = _flag("eval_loss", "What best means.")
-    greater_is_better: bool = _flag(False, "Whether a higher metric_for_best_model is better.")
-    early_stopping_patience: int | None = _flag(None, "Stop after this many evaluations without a better one.")
-    resume_from_checkpoint: str | None = _flag(None, "`latest`, or the path of a checkpoint.")
-    report_to: list[str] | None = _flag(None, "Trackers: tensorboard, trackio, wandb.")
-    push_to_hub: bool = _flag(False, "Push the finished model.")
-    hub_model_id: str | None = _flag(None, "user/name on the Hub.")
-    hub_private_repo: bool = _flag(False, "Make the repository private.")
+    output_dir: str = flag("runs/out", "Where the run leaves everything.")
+    max_steps: int = flag(-1, "Optimiser steps; above 0 it wins over --num_train_epochs.")
+    num_train_epochs: float = flag(3.0, "Passes over the training data.")
+    per_device_train_batch_size: int = flag(32, "Samples in a micro-batch.")
+    per_device_eval_batch_size: int = flag(32, "Samples in an evaluation batch.")
+    gradient_accumulation_steps: int = flag(1, "Micro-batches per process and step.")
+    learning_rate: float = flag(5e-4, "Peak learning rate.")
+    lr_scheduler_type: str = flag("linear", "linear, cosine, constant, inverse_sqrt or warmup_stable_decay.")
+    warmup_steps: float = flag(0.1, "Steps, or a share of the run when below 1; at most a tenth of a short run.")
+    weight_decay: float = flag(0.01, "AdamW's decay of matrices; biases and norms do not decay.")
+    adam_beta1: float = flag(0.9, "AdamW's beta 1.")
+    adam_beta2: float = flag(0.999, "AdamW's beta 2.")
+    adam_epsilon: float = flag(1e-6, "AdamW's epsilon.")
+    max_grad_norm: float = flag(1.0, "Clip the gradient's norm; 0 does not clip.")
+    seed: int = flag(42, "Of the weights, the data order, the masks and dropout.")
+    bf16: bool = flag(False, "bfloat16 autocast.")
+    fp16: bool = flag(False, "float16 autocast (GPUs only).")
+    gradient_checkpointing: bool = flag(False, "Less memory, more time.")
+    torch_compile: bool = flag(False, "torch.compile the model.")
+    logging_steps: int = flag(50, "Steps between lines of metrics.jsonl.")
+    eval_steps: int = flag(500, "Steps between evaluations; 0 evaluates at the end only.")
+    save_steps: int = flag(500, "Steps between checkpoints; 0 saves at the end only.")
+    save_total_limit: int | None = flag(2, "Keep this many checkpoints.")
+    load_best_model_at_end: bool = flag(False, "End with the best evaluated weights instead of the last.")
+    metric_for_best_model: str = flag("eval_loss", "What best means.")
+    greater_is_better: bool = flag(False, "Whether a higher metric_for_best_model is better.")
+    early_stopping_patience: int | None = flag(None, "Stop after this many evaluations without a better one.")
+    resume_from_checkpoint: str | None = flag(None, "`latest`, or the path of a checkpoint.")
+    report_to: list[str] | None = flag(None, "Trackers: tensorboard, trackio, wandb.")
+    push_to_hub: bool = flag(False, "Push the finished model.")
+    hub_model_id: str | None = flag(None, "user/name on the Hub.")
+    hub_private_repo: bool = flag(False, "Make the repository private.")
 
 
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
@@ -173,9 +175,11 @@ def start(config: TrainConfig) -> None:
     # The launcher sets OMP_NUM_THREADS=1, which would leave all but one core idle.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
     set_seed(config.seed)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("hf_tiny").setLevel(logging.INFO if PartialState().is_main_process else logging.ERROR)
     if config.resume_from_checkpoint is None:
         checkpoint.refuse_foreign_run(Path(config.output_dir))  # before hours of preparing the data
-    logging.disable_progress_bar()  # the loop shows its own
+    disable_progress_bar()  # the loop shows its own
 
 
 def train(
@@ -261,6 +265,7 @@ class Run:
         if found is not None:
             self.load(found)
         if self.main:
+            checkpoint.sweep(self.output_dir)
             self.keep_log_until(self.state.step)
             again = dataclasses.replace(self.config, resume_from_checkpoint=None)
             arguments.write(again, self.output_dir / "recipe.yaml")
@@ -302,7 +307,8 @@ class Run:
         device = self.accelerator.device
         load_model(self.bare_model, path / "model.safetensors")
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(torch.load(path / "optimizer.pt", map_location=device, weights_only=True))
+        # Not to `device`: torch cannot load to "cpu:0", which is what it is with several processes on CPUs.
+        self.optimizer.load_state_dict(torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True))
         for group, current in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(current)  # a rate or decay that was changed for the resume holds
         rng = path / f"rng-{self.accelerator.process_index}-of-{self.world}.pt"
@@ -313,7 +319,7 @@ class Run:
                 torch.get_device_module(device).set_rng_state(states["device"])
         else:
             torch.manual_seed(self.config.seed + 1_000_003 * state.step + self.accelerator.process_index)
-        logger.warning(f"Resumed from {path} at step {state.step}.")
+        logger.info(f"Resumed from {path} at step {state.step}.")
 
     def keep_log_until(self, step: int) -> None:
         """A resumed run does not log a step twice."""
@@ -343,7 +349,7 @@ class Run:
         return self.finish(metrics)
 
     def steps(self) -> dict[str, float]:
-        """Returns the last evaluation, if it was of the last step."""
+        """The steps that are left; returns the last evaluation."""
         state, config = self.state, self.config
         self.model.train()
         bar = tqdm(
@@ -355,7 +361,9 @@ class Run:
         )
         before, began = state.seconds, time.perf_counter()
         metrics: dict[str, float] = {}
-        with Prefetcher(self.batches, self.accelerator, state.step, config.gradient_accumulation_steps) as micro_batches:
+        with Prefetcher(
+            self.batches, self.accelerator, state.step, config.gradient_accumulation_steps
+        ) as micro_batches:
             self.timers.lap("start")
             while state.step < state.max_steps and not self.stop_signal:
                 outputs, batch, norm = self.step(micro_batches)
@@ -372,7 +380,9 @@ class Run:
                 if last or (config.save_steps > 0 and state.step % config.save_steps == 0):
                     self.save()
                 if config.early_stopping_patience and state.evaluations_since_best >= config.early_stopping_patience:
-                    logger.warning(f"No better {config.metric_for_best_model} for {state.evaluations_since_best} evaluations.")
+                    logger.info(
+                        f"No better {config.metric_for_best_model} for {state.evaluations_since_best} evaluations."
+                    )
                     break
         bar.close()
         if self.stop_signal:
@@ -466,7 +476,7 @@ class Run:
         state = self.state
         epoch = state.step * state.micro_batches_per_step / len(self.batches)
         line = {"step": state.step, "epoch": round(epoch, 4), **line}
-        with open(self.output_dir / "metrics.jsonl", "a") as file:
+        with checkpoint.written("metrics.jsonl"), open(self.output_dir / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         if self.config.report_to:
             self.accelerator.log(line, step=state.step)
@@ -534,12 +544,13 @@ class Run:
         results = {**metrics, **self.accounts()}
         weights = self.accelerator.get_state_dict(self.model)
         if self.main:
-            self.bare_model.save_pretrained(self.output_dir, state_dict=weights)
-            if self.processor is not None:
-                self.processor.save_pretrained(self.output_dir)
-            (self.output_dir / "all_results.json").write_text(json.dumps(results, indent=2))
-            hub.draw_curves(self.output_dir)
-            hub.write_card(self.output_dir, self.bare_model, results, self.card)
+            with checkpoint.written("The finished model"):
+                self.bare_model.save_pretrained(self.output_dir, state_dict=weights)
+                if self.processor is not None:
+                    self.processor.save_pretrained(self.output_dir)
+                (self.output_dir / "all_results.json").write_text(json.dumps(results, indent=2))
+                hub.draw_curves(self.output_dir)
+                hub.write_card(self.output_dir, self.bare_model, results, self.card)
             hub.print_summary(self.output_dir, self.bare_model, results)
             if config.push_to_hub:
                 hub.push(self.output_dir, config.hub_model_id, config.hub_private_repo)
@@ -610,9 +621,11 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in available:
             raise InputError(
-                f"--report_to {name}: not installed, or no tracker of accelerate. Installed here: {', '.join(available) or 'none'}."
+                f"--report_to {name}: not installed, or no tracker of accelerate. Installed: {', '.join(available) or 'none'}."
             )
 
 
 def flat(settings: dict) -> dict:
-    return {name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in settings.items()}
+    return {
+        name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in settings.items()
+    }

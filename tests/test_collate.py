@@ -92,7 +92,7 @@ def test_in_order_once_with_a_short_last_batch(blocks, batch_size, sizes):
 
 @pytest.fixture(scope="module")
 def many(tokenizer):
-    """2,000 blocks of 40 tokens, a third of them with [PAD] at the end, some [UNK], and what MaskTokens makes of them."""
+    """2,000 blocks of 40 tokens, a third with [PAD] at the end, some [UNK], and what MaskTokens makes of them."""
     generator = np.random.default_rng(1)
     ids = generator.integers(5, len(tokenizer), size=(2000, 40))
     ids[generator.random(ids.shape) < 0.05] = tokenizer.unk_token_id
@@ -145,7 +145,9 @@ def test_counts_types_and_noise(many):
     assert abs(noise[batch["labels"].ne(-100)].mean().item() - 0.5) < 0.015
 
 
-@pytest.mark.parametrize(("length", "probability", "expected"), [(16, 0.15, 2), (16, 0.25, 4), (4, 0.15, 1), (64, 0.15, 10)])
+@pytest.mark.parametrize(
+    ("length", "probability", "expected"), [(16, 0.15, 2), (16, 0.25, 4), (4, 0.15, 1), (64, 0.15, 10)]
+)
 def test_number_of_masked_tokens(tokenizer, length, probability, expected):
     rows = {"input_ids": np.full((3, length), 7), "segment_start": np.full(3, length)}
     batch = MaskTokens(tokenizer, probability, seed=0)(rows, first=0)

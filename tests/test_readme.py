@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-SHORT = "--max_steps 2 --per_device_train_batch_size 2 --max_eval_samples 4 --vocab_size 300".split()
+SHORT = ["--max_steps", "2", "--per_device_train_batch_size", "2", "--max_eval_samples", "4", "--vocab_size", "300"]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import render  # noqa: E402
 
@@ -30,7 +30,22 @@ def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     (folder / "recipes").symlink_to(ROOT / "recipes")
     (folder / "my_texts").mkdir()
-    words = "모델은 문장을 읽고 다음 낱말을 배운다 the small model reads each sentence and learns which word was replaced".split()
+    words = [
+        "모델은",
+        "문장을",
+        "읽고",
+        "다음",
+        "낱말을",
+        "배운다",
+        "the",
+        "model",
+        "reads",
+        "each",
+        "sentence",
+        "and",
+        "learns",
+        "it",
+    ]
     text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(300))
     (folder / "my_texts" / "one.txt").write_text(text, encoding="utf-8")
     return folder

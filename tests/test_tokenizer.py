@@ -86,13 +86,18 @@ def test_sample_is_spread_over_the_corpus():
     assert _sample(["a" * 100], 10) == ["a" * 100]
 
 
-def test_load_trains_once(tmp_path):
+def test_load_trains_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tiny.tokenizer.HF_DATASETS_CACHE", tmp_path)
     arguments = TokenizerArguments(vocab_size=400)
-    first = load_tokenizer(arguments, lambda: TEXTS, tmp_path / "tokenizer", model_max_length=64)
-    again = load_tokenizer(arguments, lambda: pytest.fail("trained again"), tmp_path / "tokenizer")
+    first = load_tokenizer(arguments, lambda: TEXTS, "these texts", model_max_length=64)
+    again = load_tokenizer(arguments, lambda: pytest.fail("trained again"), "these texts", model_max_length=64)
     assert again.get_vocab() == first.get_vocab() and again.model_max_length == 64
-    named = load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "tokenizer")), list, tmp_path / "other")
-    assert named.get_vocab() == first.get_vocab() and not (tmp_path / "other").exists()
+    (folder,) = (tmp_path / "hf_tiny_tokenizers").iterdir()
+    named = load_tokenizer(TokenizerArguments(tokenizer_name=str(folder)), list, "")
+    assert named.get_vocab() == first.get_vocab()
+    for changed, texts in ((TokenizerArguments(vocab_size=300), "these texts"), (arguments, "other texts")):
+        assert len(load_tokenizer(changed, lambda: TEXTS, texts)) == changed.vocab_size
+    assert len(list((tmp_path / "hf_tiny_tokenizers").iterdir())) == 3
 
 
 def test_little_text_is_told(caplog):
@@ -116,9 +121,9 @@ def test_no_text():
 
 def test_bad_given_tokenizers(tmp_path):
     with pytest.raises(InputError, match="no tokenizer could be loaded"):
-        load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "none")), list, tmp_path)
+        load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "none")), list, "")
     tokenizer = trained()
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="mask_token"):
-        load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path)), list, tmp_path)
+        load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path)), list, "")

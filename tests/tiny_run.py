@@ -4,10 +4,12 @@ Importing torch and transformers takes seconds, so the processes are forked from
 """
 
 import contextlib
+import importlib.util
 import json
 import multiprocessing
 import os
 import random
+import resource
 import runpy
 import signal
 import socket
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -26,9 +29,7 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers.utils import logging
 
-import hf_tiny.data.corpus
-import hf_tiny.tokenizer
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, checkpoint
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, checkpoint, hub
 from hf_tiny.data.collate import Batches, MaskTokens
 from hf_tiny.metrics import Evaluation, collect_electra, compute_electra
 from hf_tiny.train import Callback, TrainConfig, run, train
@@ -72,7 +73,7 @@ def rows(count: int, seed: int = 0) -> datasets.Dataset:
     ids[:, 0] = SPECIAL.cls_token_id
     half = LENGTH // 2
     for first, last in ((1, half), (half + 1, LENGTH - 1)):
-        start = random_numbers.integers(0, VOCABULARY - 5, (count, 1))
+        start = 7 * random_numbers.integers(0, 8, (count, 1))
         ids[:, first:last] = 5 + (start + np.arange(last - first)) % (VOCABULARY - 5)
     return datasets.Dataset.from_dict({"input_ids": ids, "segment_start": np.full(count, half + 1, dtype=np.int32)})
 
@@ -103,7 +104,9 @@ def batches(recipe: ToyRecipe) -> Batches:
 
 def evaluation(recipe: ToyRecipe) -> Evaluation:
     mask = MaskTokens(SPECIAL, 0.2, recipe.seed)
-    held_out = Batches(rows(recipe.held_out_rows, 1), mask, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
+    held_out = Batches(
+        rows(recipe.held_out_rows, 1), mask, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False
+    )
     return Evaluation(held_out, collect_electra, compute_electra(10.0))
 
 
@@ -118,17 +121,27 @@ class Trouble(Callback):
         if state.step == self.recipe.nan_at:
             model.discriminator_head[0].weight.data.fill_(torch.nan)
         if state.step == self.recipe.full_disk_at:
-            import resource
-
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails like a full disk
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+            fill_disk()
 
 
 def toy_main(recipe: ToyRecipe) -> None:
     if recipe.kill_in:
         kill_in(*recipe.kill_in.split(":"))
+    if recipe.full_disk_at < 0:
+        fill_disk()
+    hub.draw_curves = without_curves
     toy = model(recipe.dropout, recipe.layers)
     train(toy, batches(recipe), recipe, evaluate=evaluation(recipe), callbacks=[Trouble(recipe)])
+
+
+def fill_disk() -> None:
+    """From now on a file cannot grow beyond 20 kB: writing fails as it does on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+
+def without_curves(output_dir: Path) -> None:
+    """Drawing takes longer than a toy run: test_hub.py and the runs of the recipe draw."""
 
 
 def kill_in(place: str, count: str) -> None:
@@ -154,9 +167,9 @@ def train_here(output_dir: Path, callbacks=(), toy=None, evaluate=None, **settin
     AcceleratorState._reset_state(True)
     recipe = ToyRecipe(output_dir=str(output_dir), **settings)
     toy = model(recipe.dropout, recipe.layers) if toy is None else toy
-    return train(
-        toy, batches(recipe), recipe, evaluate=evaluation(recipe) if evaluate else None, callbacks=list(callbacks)
-    )
+    judge = evaluation(recipe) if evaluate else None
+    with mock.patch.object(hub, "draw_curves", without_curves):
+        return train(toy, batches(recipe), recipe, evaluate=judge, callbacks=list(callbacks))
 
 
 # Processes
@@ -188,7 +201,7 @@ class Started:
 
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["tiny_run"])
+_server.set_forkserver_preload(["hf_tiny.metrics", "hf_tiny.data.corpus", "hf_tiny.tokenizer"])
 
 
 def start(folder: Path, function: Callable, *args, env: dict[str, str] | None = None) -> Started:
@@ -217,6 +230,12 @@ def _enter(folder: Path, env: dict[str, str], function: Callable, args: tuple) -
 def run_toy(*flags) -> None:
     sys.argv = ["toy.py", *flags]
     run(toy_main, ToyRecipe)
+
+
+def interrupted(*flags) -> None:
+    """Ctrl-C while the data is prepared."""
+    sys.argv = ["toy.py", *flags]
+    run(lambda recipe: signal.raise_signal(signal.SIGINT), ToyRecipe)
 
 
 def run_recipe(*flags) -> None:
@@ -309,14 +328,22 @@ def assert_same_training(one: Path, other: Path) -> None:
 
 # Text
 
-_ENGLISH = "the old ship sails under a red moon while quiet birds carry seven letters over cold green hills".split()
-_KOREAN = "나는 어제 바다에서 작은 배를 보았다 그리고 오늘 학교에 가서 친구와 책을 읽었다 하늘이 맑고 바람이 분다".split()
+_ENGLISH = "the old ship sails under a red moon while quiet birds carry seven letters over cold green hills"
+_KOREAN = "나는 어제 바다에서 작은 배를 보았다 그리고 오늘 학교에 가서 친구와 책을 읽었다 하늘이 맑고 바람이 분다"
 
 
 def write_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
     """Sentences in English and Korean, the same on every machine."""
     numbers = random.Random(seed)
-    words = (_ENGLISH, _KOREAN)
+    words = (_ENGLISH.split(), _KOREAN.split())
     text = (" ".join(numbers.choices(words[line % 2], k=12)) + "." for line in range(lines))
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     return path
+
+
+def recipe_module():
+    """recipes/pretrain_electra.py as a module."""
+    spec = importlib.util.spec_from_file_location("pretrain_electra", RECIPE)
+    sys.modules["pretrain_electra"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

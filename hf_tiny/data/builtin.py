@@ -25,7 +25,7 @@ from pydoc_data.topics import topics
 import datasets
 from tqdm.auto import tqdm
 
-FORMAT_VERSION = 3  # Raise it when the cleaning changes.
+FORMAT_VERSION = 4  # Raise it when the cleaning changes.
 HELD_OUT = ("numpy", "huggingface_hub", "asyncio", "email", "unittest")
 STANDARD_LIBRARY = "python"
 # hf_tiny's dependencies and theirs, the largest first.
@@ -47,8 +47,8 @@ NOT_PROSE = [
         r"(?<=::)[ \t]*\n(?:[ \t]*\n)+([ \t]+)\S.*(?:\n[ \t]*$|\n\1.*)*",  # indented blocks after "::"
         r"^[ \t]*>>>.*(?:\n[ \t]*\S.*)*",  # doctests with their output
         r"^[ \t]*(?:\.\. |@).*$",  # other directives; their body is prose
+        r"^[ \t]*=+(?: +=+)+[ \t]*(?:\n[ \t]*\S.*)*|^[ \t]*[|+].*$",  # tables
         r"^.*\n[ \t]*([-=~^*#+])\1{2,}[ \t]*$",  # underlined headings
-        r"^[ \t]*[|+].*$|^[ \t=-]+$",  # tables
     )
 ]
 MARKUP = [
@@ -94,7 +94,9 @@ def _write(folder: Path, packages: list[str]) -> None:
     seen = set()
     # A syntax tree is a million small objects: without the garbage collector it is built in half the time.
     with ExitStack() as stack, ProcessPoolExecutor(initializer=gc.disable) as pool:
-        files = {package: stack.enter_context(open(folder / f"{package}.jsonl", "w")) for package, *_ in modules}
+        names = {STANDARD_LIBRARY, *(package for package, *_ in modules)}
+        paths = {package: folder / f"{package}.jsonl" for package in names}
+        files = {package: stack.enter_context(open(path, "w", encoding="utf-8")) for package, path in paths.items()}
         documents = pool.map(_documents, [path for *_, path in modules], chunksize=8)
         documents = tqdm(documents, "Reading docstrings", len(modules), unit=" modules")
         found = ((package, name, texts) for (package, name, _), texts in zip(modules, documents, strict=True))

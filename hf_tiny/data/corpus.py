@@ -40,7 +40,7 @@ FORMAT_VERSION = 1  # Raise it when the same text and settings give other blocks
 SUPPORTED = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLE_BY = ("line", "paragraph", "document")
 SHARD_BYTES = 4 << 20
-PIECE_BYTES = 1 << 20  # Longer documents of a text file are read in pieces.
+PIECE_BYTES = 1 << 16  # Longer documents of a text file are read in pieces.
 BATCH_CHARACTERS = 1 << 18
 FEW_DOCUMENTS = 100
 ONE_SEGMENT = 0.1  # The share of blocks with one segment, as in the original ELECTRA.
@@ -71,6 +71,11 @@ class CorpusArguments:
     )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes; all cores by default."})
     overwrite_cache: bool = field(default=False, metadata={"help": "Pack the blocks again."})
+
+    @property
+    def corpus_name(self) -> str:
+        """As the model card names it."""
+        return ", ".join(self.train_file or [self.dataset_name or "hf_tiny's built-in corpus of Python documentation"])
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,11 @@ def documents(arguments: CorpusArguments, split: str = "train") -> Iterator[str]
     for shard in shards:
         for _, text in _split_texts(shard, rules, split, Counter()):
             yield text
+
+
+def fingerprint(arguments: CorpusArguments) -> str:
+    """Changes when a training file does, or how it is read."""
+    return hashlib.sha256(repr(_plan(arguments)["train"]).encode()).hexdigest()[:32]
 
 
 def load_blocks(arguments: CorpusArguments, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> datasets.DatasetDict:
@@ -470,33 +480,41 @@ def _packed(shards: list[Shard], packing: Packing, arguments: CorpusArguments) -
         )
     except DatasetGenerationError:
         # An exception loses its cause on the way from another process, so the message comes in a file.
-        messages = [path.read_text() for path in sorted(folder.glob("*.error"))]
+        messages = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.error"))]
         shutil.rmtree(folder)
         if messages:
             raise InputError(messages[0]) from None
         raise
-    _report(dataset, packing, folder)
+    except ValueError:  # This is how `datasets` says that there are no rows.
+        if _counts(folder)["blocks"]:
+            raise
+        raise _too_short(folder, packing) from None
+    if PartialState().is_main_process:
+        _log_counts(folder, packing)
     return dataset
 
 
-def _report(dataset: datasets.Dataset, packing: Packing, folder: Path) -> None:
-    counts = Counter()
-    for path in folder.glob("*.json"):
-        counts.update(json.loads(path.read_text()))
-    if not len(dataset):
-        advice = "Give more text with --train_file, or shorter blocks with --max_seq_length."
-        if packing.split == "validation":
-            advice = "Hold out more with --validation_split_percentage, or give more text with --validation_file."
-        raise InputError(
-            f"The {packing.split} text is shorter than one block: it has {counts['tokens']} tokens, and a block of "
-            f"--max_seq_length {packing.length} needs {packing.length - 2}. {advice}"
-        )
-    if PartialState().is_main_process:
-        tokens = ", ".join(f"{counts[what]:,} {what}" for what in ("documents", "tokens", "tokens left over"))
-        logger.info(f"{packing.split}: {len(dataset):,} blocks of {packing.length}; {tokens}")
-        for what in ("rows without text", "characters replaced"):
-            if counts[what]:
-                logger.warning(f"{packing.split}: {counts[what]:,} {what} in its files")
+def _too_short(folder: Path, packing: Packing) -> InputError:
+    advice = "Give more text with --train_file, or shorter blocks with --max_seq_length."
+    if packing.split == "validation":
+        advice = "Hold out more with --validation_split_percentage, or give more text with --validation_file."
+    return InputError(
+        f"The {packing.split} text is shorter than one block: it has {_counts(folder)['tokens']} tokens, and a block "
+        f"of --max_seq_length {packing.length} needs {packing.length - 2}. {advice}"
+    )
+
+
+def _counts(folder: Path) -> Counter:
+    return sum((Counter(json.loads(path.read_text())) for path in folder.glob("*.json")), Counter())
+
+
+def _log_counts(folder: Path, packing: Packing) -> None:
+    counts = _counts(folder)
+    found = ", ".join(f"{counts[what]:,} {what}" for what in ("blocks", "documents", "tokens", "tokens left over"))
+    logger.info(f"{packing.split}: {found}")
+    for what in ("rows without text", "characters replaced"):
+        if counts[what]:
+            logger.warning(f"{packing.split}: {counts[what]:,} {what} in its files")
 
 
 def _blocks(shards: list[tuple[int, Shard]], packing: Packing, folder: Path) -> Iterator[dict]:
@@ -513,7 +531,7 @@ def _blocks(shards: list[tuple[int, Shard]], packing: Packing, folder: Path) -> 
             texts = _split_texts(shard, packing.rules, packing.split, counts)
             yield from _pack(_tokenized(texts, tokenizer), packing, starts_word, random, counts)
         except InputError as error:
-            (folder / f"{number:06d}.error").write_text(str(error))
+            (folder / f"{number:06d}.error").write_text(str(error), encoding="utf-8")
             raise
         (folder / f"{number:06d}.json").write_text(json.dumps(counts))
 
@@ -556,6 +574,7 @@ def _pack(
                 block, segment_start = [cls, *content[:cut], sep, *content[cut:], sep], cut + 2
             yield {"input_ids": np.array(block, dtype=np.int32), "segment_start": segment_start}
             done += size
+            counts["blocks"] += 1
             one_segment = random.random() < ONE_SEGMENT
         if done:
             del tokens[:done]

@@ -120,7 +120,11 @@ class ElectraEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, input_ids: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor, inputs_embeds: Tensor | None
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor,
+        inputs_embeds: Tensor | None,
     ) -> Tensor:
         x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if self.learned_positions:
@@ -215,7 +219,14 @@ class HfTinyElectraModel(HfTinyElectraPreTrainedModel):
         **kwargs,
     ) -> BaseModelOutput:
         x = self.encode(
-            self.embeddings, self.encoder, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+            self.embeddings,
+            self.encoder,
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            **kwargs,
         )
         return BaseModelOutput(last_hidden_state=x)
 
@@ -300,7 +311,7 @@ class HfTinyElectraForMaskedLM(HfTinyElectraPreTrainedModel):
         logits = self.generator_lm_head(self.generator_head(x))
         loss = None
         if labels is not None:
-            count = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
+            count = labels.ne(-100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
             loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), count)
         return MaskedLMOutput(loss=loss, logits=logits)
 
@@ -313,12 +324,26 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
     def __init__(self, config: HfTinyElectraConfig):
         super().__init__(config)
         self.discriminator_head = nn.Sequential(
-            nn.Linear(config.hidden_size, config.hidden_size), ACT2FN[config.hidden_act], nn.Linear(config.hidden_size, 1)
+            nn.Linear(config.hidden_size, config.hidden_size),
+            ACT2FN[config.hidden_act],
+            nn.Linear(config.hidden_size, 1),
         )
         self.post_init()
 
     def build_shared(self, shared: nn.ModuleDict) -> nn.Module:
         return HfTinyElectraModel(self.config)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.electra.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.electra.set_input_embeddings(value)
+
+    def _resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """Of both: with sharing "none" the generator has embeddings of its own."""
+        if self.config.sharing == "none":
+            self._get_resized_embeddings(self.generator.embeddings.word_embeddings, *args, **kwargs)  # in place
+        return super()._resize_token_embeddings(*args, **kwargs)
 
     @can_return_tuple
     def forward(
@@ -339,9 +364,14 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
         num_items_in_batch: how many masked positions and how many tokens the whole optimiser step has, as one tensor
             of two; counted in this batch when None.
         """
-        rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids, **kwargs}
+        rest = {
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            **kwargs,
+        }
         if labels is None:
-            outputs = self.electra(input_ids, inputs_embeds=inputs_embeds, **rest)
+            outputs = self.electra(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **rest)
             return HfTinyElectraForPreTrainingOutput(
                 logits=self.discriminator_head(outputs.last_hidden_state).squeeze(-1),
                 hidden_states=outputs.hidden_states,
@@ -363,7 +393,7 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
             corrupted = original.masked_scatter(masked, sampled)
             replaced = corrupted.ne(original)
 
-        outputs = self.electra(corrupted, **rest)
+        outputs = self.electra(corrupted, return_dict=True, **rest)
         logits = self.discriminator_head(outputs.last_hidden_state).squeeze(-1)
         rtd_loss = binary_cross_entropy(logits, replaced, attention_mask, counts[1])
         return HfTinyElectraForPreTrainingOutput(
@@ -383,8 +413,8 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
         """(masked positions, tokens) that the two losses are divided by."""
         tokens = torch.tensor(labels.numel(), device=labels.device) if attention_mask is None else attention_mask.sum()
         counts = torch.stack([labels.ne(-100).sum(), tokens]).float()
-        if num_items_in_batch is None:
-            return counts
-        given = torch.as_tensor(num_items_in_batch, device=labels.device).float()
-        # Trainer counts the labels only: the tokens follow in this batch's proportion.
-        return given if given.numel() == 2 else counts * (given / counts[0])
+        if num_items_in_batch is not None:
+            given = torch.as_tensor(num_items_in_batch, device=labels.device).float()
+            # Trainer counts the labels only: the tokens follow in this batch's proportion.
+            counts = given if given.numel() == 2 else counts * (given / counts[0].clamp(min=1))
+        return counts.clamp(min=1)  # a batch with nothing masked has a loss of 0

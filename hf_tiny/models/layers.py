@@ -42,12 +42,17 @@ def sample_inverse_cdf(logits: Tensor, noise: Tensor, block: int = 256) -> Tenso
     probabilities = F.pad(logits.float().softmax(-1), (0, -logits.shape[-1] % block)).unflatten(-1, (-1, block))
     mass = probabilities.sum(-1).cumsum(-1)  # (n, blocks)
     target = noise.to(mass.dtype)[:, None] * mass[:, -1:]
-    hit = (mass <= target).sum(-1, keepdim=True).clamp(max=mass.shape[-1] - 1)  # (n, 1)
-    target = target - mass.gather(1, hit) + probabilities.sum(-1).gather(1, hit)
+    hit = _first_above(mass, target)  # (n, 1)
+    target = (target - mass.gather(1, hit) + probabilities.sum(-1).gather(1, hit)).clamp(min=0)
     inside = probabilities.gather(1, hit[..., None].expand(-1, -1, block))[:, 0].cumsum(-1)  # (n, block)
-    offset = (inside <= target).sum(-1, keepdim=True).clamp(max=block - 1)
-    # Rounding may point past the last class that has any mass: such a draw belongs to that class.
-    return (hit * block + offset)[:, 0].clamp(max=logits.shape[-1] - 1)
+    return (hit * block + _first_above(inside, target))[:, 0]
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """The first place of each row that exceeds the target. Rounding may put the target past the last one that adds any
+    mass: such a draw belongs to that one."""
+    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+    return (cumulative <= target).sum(-1, keepdim=True).minimum(last)
 
 
 def rotary_angles(position_ids: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -137,7 +142,9 @@ class EncoderBlock(GradientCheckpointingLayer):
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor] | None, **kwargs) -> Tensor:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor] | None, **kwargs
+    ) -> Tensor:
         if self.norm_first:
             x = x + self.dropout(self.attention(self.attention_norm(x), attention_mask, angles, **kwargs)[0])
             return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))

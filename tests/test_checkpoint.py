@@ -1,0 +1,115 @@
+"""Checkpoints are complete or absent."""
+
+import os
+
+import pytest
+
+from hf_tiny import InputError, checkpoint
+
+
+def make(folder, step: int, text: str = "weights"):
+    with checkpoint.complete_or_absent(folder / f"checkpoint-{step}") as draft:
+        (draft / "model.bin").write_text(text)
+        (draft / "state.json").write_text("{}")
+    return folder / f"checkpoint-{step}"
+
+
+def steps(folder) -> list[int]:
+    return [checkpoint.step_of(path) for path in checkpoint.checkpoints(folder)]
+
+
+def test_a_saved_checkpoint_is_whole_and_sorted_by_number(tmp_path):
+    for step in (5, 10, 100, 20):
+        assert checkpoint.damage(make(tmp_path, step)) is None
+    assert steps(tmp_path) == [5, 10, 20, 100]
+    assert checkpoint.find(tmp_path, "latest").name == "checkpoint-100"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".draft")] == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda path: (path / "model.bin").write_text("weight"), "model.bin differs from its checksum"),
+        (lambda path: (path / "model.bin").write_text("weightZ"), "model.bin differs from its checksum"),
+        (lambda path: (path / "model.bin").unlink(), "model.bin is missing"),
+        (lambda path: (path / "manifest.json").write_text('{"model'), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_bytes(b"\xff\x00\x80"), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("[1, 2]"), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("{}"), "manifest.json names no file"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
+    ],
+)
+def test_damage_is_named_and_the_one_before_is_used(tmp_path, spoil, problem):
+    before, newest = make(tmp_path, 1), make(tmp_path, 2)
+    spoil(newest)
+    assert problem in checkpoint.damage(newest)
+    with pytest.raises(InputError, match=r"checkpoint-2 is damaged.*earlier checkpoint"):
+        checkpoint.find(tmp_path, str(newest))
+    assert checkpoint.find(tmp_path, "latest") == before
+
+
+def test_nothing_whole_is_nothing_found(tmp_path):
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / ".draft-checkpoint-9").mkdir()
+    (tmp_path / "checkpoint-final").mkdir()
+    assert steps(tmp_path) == [7]
+    assert checkpoint.find(tmp_path, "latest") is None
+    with pytest.raises(InputError, match="no such folder"):
+        checkpoint.find(tmp_path, str(tmp_path / "checkpoint-8"))
+
+
+def test_an_error_while_saving_leaves_the_old_one_and_no_draft(tmp_path):
+    make(tmp_path, 1)
+    message = r"checkpoint-2 could not be saved \(no space\).*Free some space.*checkpoint-1 is intact"
+    with pytest.raises(InputError, match=message), checkpoint.complete_or_absent(tmp_path / "checkpoint-2") as draft:
+        (draft / "model.bin").write_text("half")
+        raise OSError("no space")
+    assert steps(tmp_path) == [1]
+    assert checkpoint.damage(tmp_path / "checkpoint-1") is None
+    assert not list(tmp_path.glob(".draft*"))
+
+
+def test_a_checkpoint_takes_the_place_of_a_damaged_one(tmp_path):
+    (make(tmp_path, 3) / "model.bin").unlink()
+    (tmp_path / ".draft-checkpoint-3").mkdir()
+    (tmp_path / ".draft-checkpoint-3" / "left over").write_text("")
+    target = make(tmp_path, 3, "new")
+    assert checkpoint.damage(target) is None
+    assert sorted(os.listdir(target)) == ["manifest.json", "model.bin", "state.json"]
+    assert (target / "model.bin").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("keep", "spare", "left"),
+    [
+        (2, None, [3, 4]),
+        (1, None, [4]),
+        (0, None, [4]),
+        (None, None, [1, 2, 3, 4]),
+        (1, 2, [2, 4]),
+        (9, None, [1, 2, 3, 4]),
+    ],
+)
+def test_rotation(tmp_path, keep, spare, left):
+    for step in (1, 2, 3, 4):
+        make(tmp_path, step)
+    checkpoint.rotate(tmp_path, keep, spare)
+    assert steps(tmp_path) == left
+    assert not list(tmp_path.glob(".draft*"))
+
+
+def test_the_lock_has_one_holder(tmp_path):
+    run = tmp_path / "run"
+    message = r"Another process is writing to .*run"
+    with checkpoint.locked(run), pytest.raises(InputError, match=message), checkpoint.locked(run):
+        pass
+    with checkpoint.locked(run):
+        pass
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "all_results.json", "config.json", "checkpoint-3"])
+def test_another_run_is_not_written_over(tmp_path, name):
+    checkpoint.refuse_foreign_run(tmp_path)
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"holds another run .{name}.*--resume_from_checkpoint latest"):
+        checkpoint.refuse_foreign_run(tmp_path)

@@ -1,0 +1,147 @@
+"""The curves, the card, the summary and the push."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import huggingface_hub
+import pytest
+import tiny_run
+import yaml
+from PIL import Image
+from tiny_run import write_text
+
+from hf_tiny import hub
+
+FLAGS = tiny_run.flags(max_steps=4, max_seq_length=32, per_device_train_batch_size=4, vocab_size=300, logging_steps=2)
+TOKEN = "hf_dummyDummyDummy"
+
+
+def closed_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def run_and_push(port: int, *flags) -> None:
+    huggingface_hub.constants.ENDPOINT = f"http://127.0.0.1:{port}"
+    huggingface_hub.constants.HF_HUB_OFFLINE = False
+    tiny_run.run_recipe(*flags)
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    """A finished run whose push could not reach the Hub."""
+    folder = tmp_path_factory.mktemp("pushed")
+    flags = ["--output_dir", folder / "my run", "--train_file", write_text(folder / "text.txt"), *FLAGS]
+    flags += ["--push_to_hub", "--hub_model_id", "someone/something"]
+    ended = tiny_run.start(folder, run_and_push, closed_port(), *map(str, flags), env={"HF_TOKEN": TOKEN}).wait()
+    return folder / "my run", ended
+
+
+def test_a_failed_push_leaves_the_run_intact(pushed):
+    run, ended = pushed
+    assert ended.code == 0, ended.err
+    assert "The push failed" in ended.err
+    assert f"The model is safe in {run}; push it later with: python -m hf_tiny.hub" in ended.err
+    assert "--hub_model_id someone/something" in ended.err
+    assert "Traceback" not in ended.err
+    assert TOKEN not in ended.out + ended.err
+    expected = {"README.md", "all_results.json", "config.json", "curves.png", "metrics.jsonl", "model.safetensors"}
+    assert expected | {"recipe.yaml", "tokenizer.json", "checkpoint-4"} <= set(os.listdir(run))
+
+
+def test_no_file_holds_the_token(pushed):
+    files = [path for path in pushed[0].rglob("*") if path.is_file()]
+    assert len(files) > 15
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+
+
+def test_the_push_command_fails_with_1_and_a_message(pushed, monkeypatch, capfd):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(sys, "argv", ["hub", str(pushed[0]), "--hub_model_id", "someone/something"])
+    with pytest.raises(SystemExit) as caught:
+        hub.main()
+    assert caught.value.code == 1
+
+
+def test_a_push_is_one_commit_without_checkpoints_and_logs(pushed, monkeypatch):
+    calls = {}
+
+    class Api:
+        def whoami(self):
+            return {"name": "someone"}
+
+        def create_repo(self, name, private, exist_ok):
+            calls["repo"] = (name, private, exist_ok)
+            return huggingface_hub.RepoUrl(f"https://huggingface.co/{name}")
+
+        def upload_folder(self, **settings):
+            calls["upload"] = settings
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    assert hub.push(pushed[0], "someone/thing", private=True) is True
+    assert calls["repo"] == ("someone/thing", True, True)
+    names = [str(path.relative_to(pushed[0])) for path in pushed[0].rglob("*") if path.is_file()]
+    names += ["hf_tiny/events.out.tfevents.1", "hf_tiny/1/hparams.yml"]
+    ignored = calls["upload"]["ignore_patterns"]
+    sent = set(huggingface_hub.utils.filter_repo_objects(names, ignore_patterns=ignored))
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "curves.png", "electra.py"} <= sent
+    assert [name for name in sent if re.match(r"checkpoint-|\.draft|\.lock|hf_tiny/", name)] == []
+
+
+def test_the_curves_are_a_picture_of_sensible_size(pushed):
+    with Image.open(pushed[0] / "curves.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.width == 1200
+        assert 500 < picture.height < 2000
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 20  # something is drawn
+
+
+def test_one_logged_line_can_be_drawn(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 0.1, "loss": 2.0, "rtd_auc": NaN}\n')
+    hub.draw_curves(tmp_path)
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (1200, 260))
+
+
+def test_the_card_holds_what_was_measured(pushed):
+    run, _ = pushed
+    card = (run / "README.md").read_text(encoding="utf-8")
+    results = json.loads((run / "all_results.json").read_text())
+    assert card.startswith("---\n")
+    header = yaml.safe_load(card.split("---\n")[1])
+    assert (header["library_name"], header["pipeline_tag"]) == ("transformers", "fill-mask")
+    assert {"hf_tiny", "electra"} <= set(header["tags"])
+    rows = dict(re.findall(r"^\| (eval_\w+) \| (\S+) \|$", card, re.MULTILINE))
+    assert rows == {name: f"{value:.4f}" for name, value in results.items() if name.startswith("eval_")}
+    assert len(rows) == 9
+    assert "accelerate launch recipes/pretrain_electra.py --output_dir" in card
+    assert "'" + str(run) + "'" in card  # quoted, as its name has a space
+    assert f"4 steps, {results['train_tokens']:,} tokens" in card
+    assert f"{results['num_parameters']:,} parameters" in card
+    assert "# my run" in card
+    assert "{{" not in card and "None" not in card and "not stated" not in card
+
+
+def test_the_python_of_the_card_runs_without_hf_tiny(pushed, tmp_path):
+    card = (pushed[0] / "README.md").read_text(encoding="utf-8")
+    snippet = re.search(r"```python\n(.*?)```", card, re.DOTALL).group(1).replace("PATH_OR_ID", str(pushed[0]))
+    code = f"import sys; sys.modules['hf_tiny'] = None\n{snippet}\nprint('hidden', *hidden.shape)"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^hidden 1 \d+ 128$", ended.stdout, re.MULTILINE)
+
+
+def test_the_summary_names_figures_and_next_commands(pushed):
+    run, ended = pushed
+    for name in json.loads((run / "all_results.json").read_text()):
+        assert f"  {name} " in ended.out
+    for words in (f"curves:  {run / 'curves.png'}", f"card:    {run / 'README.md'}", "load it: ", "push it: "):
+        assert words in ended.out

@@ -1,0 +1,277 @@
+"""A run that was stopped, however it was stopped, ends like one that never was."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import tiny_run
+import torch
+from tiny_run import assert_same_training, largest_difference, logged_steps, metrics, start_toy, toy, wait_for_step
+
+from hf_tiny import checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Twelve steps that were never stopped, with dropout, and checkpoints at 4, 8 and 12."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    assert toy(run).code == 0
+    return run
+
+
+def stopped_copy(whole, folder, last: int):
+    """The folder of `whole` as it was after the checkpoint of step `last`."""
+    run = folder / "run"
+    shutil.copytree(whole, run)
+    for path in checkpoint.checkpoints(run):
+        if checkpoint.step_of(path) > last:
+            shutil.rmtree(path)
+    (run / "all_results.json").unlink()
+    (run / "model.safetensors").unlink()
+    return run
+
+
+@pytest.mark.parametrize("wanted", ["latest", "checkpoint-4"])
+def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(whole, tmp_path, wanted):
+    run = stopped_copy(whole, tmp_path, last=8)
+    ended = toy(run, resume_from_checkpoint=wanted if wanted == "latest" else run / wanted)
+    assert ended.code == 0, ended.err
+    assert f"at step {8 if wanted == 'latest' else 4}." in ended.err
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+    assert largest_difference(run, whole) == 0
+    assert logged_steps(run) == list(range(1, 13))
+    one, other = (json.loads((folder / "all_results.json").read_text()) for folder in (run, whole))
+    for name in ("eval_loss", "eval_rtd_auc", "train_steps", "train_tokens"):
+        assert one[name] == other[name]
+
+
+def test_resume_at_the_last_step_just_finishes(whole, tmp_path):
+    run = stopped_copy(whole, tmp_path, last=12)
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0, ended.err
+    assert largest_difference(run, whole) == 0
+    assert logged_steps(run) == list(range(1, 13))
+    assert json.loads((run / "all_results.json").read_text())["train_steps"] == 12
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(whole, tmp_path):
+    run = stopped_copy(whole, tmp_path, last=12)
+    assert toy(run, resume_from_checkpoint="latest", max_steps=14).code == 0
+    assert logged_steps(run) == list(range(1, 15))
+
+
+def test_a_new_rate_and_decay_hold_after_a_resume(whole, tmp_path):
+    run = stopped_copy(whole, tmp_path, last=8)
+    assert toy(run, resume_from_checkpoint="latest", learning_rate=1e-5, weight_decay=0.5).code == 0
+    line = metrics(run)[8]
+    assert (line["step"], line["learning_rate"]) == (9, pytest.approx(1e-5 * (1 - 8 / 12)))
+    groups = torch.load(run / "checkpoint-12" / "optimizer.pt", weights_only=True)["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+
+
+def test_latest_without_a_checkpoint_starts_at_step_0(whole, tmp_path):
+    (tmp_path / "run" / ".draft-checkpoint-4").mkdir(parents=True)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3, "loss": 9.0}\n{"step": 4, "lo')  # killed at once
+    ended = toy(tmp_path / "run", resume_from_checkpoint="latest")
+    assert ended.code == 0, ended.err
+    assert "holds no whole checkpoint yet: starting from step 0" in ended.err
+    assert_same_training(tmp_path / "run" / "checkpoint-12", whole / "checkpoint-12")
+    assert logged_steps(tmp_path / "run") == list(range(1, 13))
+
+
+# Killed
+
+
+def test_killed_at_five_random_moments_then_bit_equal(tmp_path):
+    settings = {"max_steps": 40, "save_steps": 3, "eval_steps": 10, "save_total_limit": 2}
+    assert toy(tmp_path / "whole", **settings).code == 0
+    numbers = random.Random(20)
+    moments = sorted(numbers.sample(range(2, 39), 5))
+    run = tmp_path / "run"
+    for moment in moments:
+        started = start_toy(run, resume_from_checkpoint="latest", pause=0.02, **settings)
+        wait_for_step(started, run, moment)
+        time.sleep(numbers.uniform(0, 0.08))
+        started.kill()
+        assert started.wait().code == -signal.SIGKILL
+        last = checkpoint.find(run, "latest")
+        assert last is None or checkpoint.step_of(last) > max(logged_steps(run)) - 2 * settings["save_steps"]
+    ended = toy(run, resume_from_checkpoint="latest", **settings)
+    assert ended.code == 0, ended.err
+    assert_same_training(run / "checkpoint-40", tmp_path / "whole" / "checkpoint-40")
+    assert largest_difference(run, tmp_path / "whole") == 0
+    assert logged_steps(run) == list(range(1, 41))
+    assert [line["step"] for line in metrics(run) if "eval_loss" in line] == [10, 20, 30, 40]
+    for one, other in zip(metrics(run), metrics(tmp_path / "whole"), strict=True):
+        assert {**one, "tokens_per_second": 0} == {**other, "tokens_per_second": 0}
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-39", "checkpoint-40"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "torch.save:3",  # the optimiser of the second checkpoint
+        "digest:9",  # the manifest of the second checkpoint
+        "replace:2",  # the second checkpoint is written, not yet in its place
+        "replace:3",  # the rotation begins
+        "rmtree:4",  # the rotation deletes the first checkpoint
+    ],
+)
+def test_killed_while_saving_then_bit_equal(whole, tmp_path, place):
+    run = tmp_path / "run"
+    assert toy(run, save_total_limit=1, kill_in=place).code == -signal.SIGKILL
+    last = checkpoint.find(run, "latest")
+    assert last.name in ("checkpoint-4", "checkpoint-8")
+    assert all(checkpoint.damage(path) is None for path in checkpoint.checkpoints(run))
+    assert toy(run, save_total_limit=1, resume_from_checkpoint="latest").code == 0
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+    assert [path.name for path in run.glob("*checkpoint-*")] == ["checkpoint-12"]
+    assert logged_steps(run) == list(range(1, 13))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_with_0(whole, tmp_path, number):
+    run = tmp_path / "run"
+    started = start_toy(run, save_steps=0, pause=0.1)
+    wait_for_step(started, run, 3)
+    started.kill(number)
+    ended = started.wait()
+    step = checkpoint.step_of(checkpoint.find(run, "latest"))
+    assert (ended.code, 3 <= step < 12) == (0, True)
+    assert f"Stopped by {number.name}; checkpoint-{step} is saved." in ended.err
+    assert f"--output_dir {run} --resume_from_checkpoint latest" in ended.err
+    assert "Traceback" not in ended.err
+    assert toy(run, resume_from_checkpoint="latest").code == 0
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+
+
+# Damaged
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda path: os.truncate(path / "model.safetensors", 1000), "model.safetensors differs from its checksum"),
+        (lambda path: (path / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+        (lambda path: (path / "manifest.json").write_text("garbage"), "manifest.json cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(whole, tmp_path, spoil, problem):
+    run = stopped_copy(whole, tmp_path, last=8)
+    spoil(run / "checkpoint-8")
+    refused = toy(run, resume_from_checkpoint=run / "checkpoint-8")
+    assert refused.code == 2
+    assert f"checkpoint-8 is damaged: {problem}" in refused.err
+    assert "Traceback" not in refused.err
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0, ended.err
+    assert f"checkpoint-8 is damaged: {problem}" in ended.err
+    assert "checkpoint-4 at step 4" in ended.err
+    assert checkpoint.damage(run / "checkpoint-8") is None
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+
+
+# Changed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": 2}, "model.num_hidden_layers = 1, this run has 2"),
+        ({"dropout": 0.0}, "dropout_prob = 0.1, this run has 0.0"),
+        ({"rows": 90}, "data = "),
+        ({"per_device_train_batch_size": 4}, "per_device_train_batch_size = 8, this run has 4"),
+        ({"seed": 1}, "seed = 42, this run has 1"),
+        ({"bf16": True}, "bf16 = False, this run has True"),
+        (
+            {"gradient_accumulation_steps": 3},
+            "took 1 micro-batches per step; 1 processes x --gradient_accumulation_steps 3",
+        ),
+    ],
+)
+def test_a_resume_of_something_else_names_the_field(whole, tmp_path, change, words):
+    run = stopped_copy(whole, tmp_path, last=8)
+    before = (run / "metrics.jsonl").read_bytes()
+    ended = toy(run, resume_from_checkpoint="latest", **change)
+    assert ended.code == 2
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert checkpoint.find(run, "latest").name == "checkpoint-8"
+
+
+def test_a_checkpoint_of_elsewhere_does_not_go_into_a_folder_that_holds_a_run(whole, tmp_path):
+    run = stopped_copy(whole, tmp_path, last=4)
+    before = (run / "metrics.jsonl").read_bytes()
+    ended = toy(run, resume_from_checkpoint=whole / "checkpoint-8")
+    assert ended.code == 2
+    assert "holds another run" in ended.err
+    assert (run / "metrics.jsonl").read_bytes() == before
+    ended = toy(tmp_path / "new", resume_from_checkpoint=whole / "checkpoint-8")
+    assert ended.code == 0, ended.err
+    assert logged_steps(tmp_path / "new") == [9, 10, 11, 12]
+    assert_same_training(tmp_path / "new" / "checkpoint-12", whole / "checkpoint-12")
+
+
+def test_the_best_checkpoint_may_be_gone(whole, tmp_path):
+    """The first part did not keep the best model; the second one wants it."""
+    run = tmp_path / "run"
+    assert toy(run, max_steps=8, eval_steps=2, save_total_limit=1).code == 0
+    state = json.loads((run / "checkpoint-8" / "trainer_state.json").read_text())["state"]
+    assert state["best_step"] == 8
+    ended = toy(run, eval_steps=2, resume_from_checkpoint="latest", load_best_model_at_end=True)
+    assert ended.code == 0, ended.err
+    state = json.loads((run / "checkpoint-12" / "trainer_state.json").read_text())["state"]
+    assert largest_difference(run, run / f"checkpoint-{state['best_step']}") == 0
+
+
+# Two writers, other numbers of processes
+
+
+def test_a_second_writer_is_refused_while_the_first_runs(whole, tmp_path):
+    run = tmp_path / "run"
+    first = start_toy(run, pause=0.1)
+    wait_for_step(first, run, 2)
+    second = toy(run, resume_from_checkpoint="latest")
+    assert second.code == 2
+    assert f"Another process is writing to {run}" in second.err
+    assert "Traceback" not in second.err
+    assert first.wait().code == 0
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+    assert logged_steps(run) == list(range(1, 13))
+
+
+def test_another_number_of_processes_sees_the_same_samples(tmp_path):
+    settings = {"dropout": 0.0, "held_out_rows": 16}
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert toy(whole, gradient_accumulation_steps=2, **settings).code == 0
+    assert toy(run, gradient_accumulation_steps=2, **settings).code == 0
+    shutil.rmtree(run / "checkpoint-12")
+    shutil.rmtree(run / "checkpoint-8")
+    refused = tiny_run.toy(run, resume_from_checkpoint="latest", **settings)
+    assert refused.code == 2
+    assert "took 2 micro-batches per step" in refused.err
+    assert "Numbers of processes that fit: [1, 2]; here use --gradient_accumulation_steps 2." in refused.err
+    ended = tiny_run.group(run, 2, resume_from_checkpoint="latest", **settings)
+    assert [one.code for one in ended] == [0, 0], ended[0].err
+    assert largest_difference(run, whole) < 1e-5
+    for one, other in zip(metrics(run), metrics(whole), strict=True):
+        assert one["step"] == other["step"]
+        for name in one.keys() & {"loss", "mlm_loss", "eval_loss"}:
+            assert one[name] == pytest.approx(other[name], rel=1e-5)
+
+
+def test_three_processes_cannot_share_two_micro_batches(tmp_path):
+    assert toy(tmp_path / "run", gradient_accumulation_steps=2, max_steps=4).code == 0
+    ended = tiny_run.group(tmp_path / "run", 3, resume_from_checkpoint="latest", max_steps=4)
+    assert [one.code for one in ended] == [2, 2, 2]
+    assert "took 2 micro-batches per step, which 3 processes cannot share: launch 1 or 2." in ended[0].err
+
+
+def test_save_total_limit_keeps_the_newest(tmp_path):
+    assert toy(tmp_path / "run", save_steps=2, save_total_limit=3).code == 0
+    assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path / "run")] == [8, 10, 12]
