@@ -35,13 +35,13 @@ UNICODE_FORMS = {"NFC": normalizers.NFC, "NFKC": normalizers.NFKC}
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerArguments:
-    """Lower-casing is on, as in the original ELECTRA: it suits small vocabularies, and Hangul has no case."""
+    """By default nothing of the text is thrown away: case and accents stay, and Unicode is composed (NFC)."""
 
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "An existing tokenizer (folder or Hub id); without it one is trained."}
     )
     vocab_size: int = field(default=8192, metadata={"help": "Size of the vocabulary to train."})
-    lowercase: bool = field(default=True, metadata={"help": "Lower-case the text."})
+    lowercase: bool = field(default=False, metadata={"help": "Lower-case the text."})
     strip_accents: bool = field(default=False, metadata={"help": "Remove accents; Hangul stays whole."})
     unicode_form: str = field(default="NFC", metadata={"help": "Unicode normal form: NFC or NFKC."})
 

@@ -55,7 +55,7 @@ def no_column(folder):
 
 def not_utf8(folder):
     (folder / "latin.txt").write_bytes("good line\ncaf\u00e9\n".encode("latin-1"))
-    words = [folder / "latin.txt", "offset 13", "line 2", "not UTF-8", "--encoding_errors replace"]
+    words = [f"{folder / 'latin.txt'}:2", "offset 13", "not UTF-8", "--encoding_errors replace"]
     return ["--train_file", folder / "latin.txt"], words
 
 
@@ -124,7 +124,7 @@ def test_bytes_that_are_not_utf8_can_be_allowed_and_are_counted(tmp_path):
         file.write(b"caf\xe9 na\xefve\n" * 150)
     ended = pretrain(tmp_path, "--train_file", text, "--encoding_errors", "replace")
     assert ended.code == 0, ended.err
-    assert "train: 300 replaced characters" in ended.err
+    assert "train: 300 characters replaced" in ended.err
     assert (tmp_path / "run" / "all_results.json").exists()
 
 

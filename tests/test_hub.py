@@ -136,6 +136,7 @@ def test_the_python_of_the_card_runs_without_hf_tiny(pushed, tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+    assert "Do you wish to run the custom code?" not in ended.stdout
     assert re.search(r"^hidden 1 \d+ 128$", ended.stdout, re.MULTILINE)
 
 

@@ -171,6 +171,9 @@ def test_tied_weights(model, tmp_path):
     tied = tied_groups(model)
     declared = [sorted(pair) for pair in model.all_tied_weights_keys.items()]
     assert sorted(sorted(group) for group in tied) == sorted(declared)
+    head = model.get_output_embeddings()
+    if head is not None and model.config.tie_word_embeddings:
+        assert any(model.get_parameter(group[0]) is head.weight for group in tied), "the output layer is not tied"
     model.tie_weights()
     assert tied_groups(model) == tied
     model.save_pretrained(tmp_path)

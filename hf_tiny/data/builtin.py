@@ -28,43 +28,13 @@ from tqdm.auto import tqdm
 FORMAT_VERSION = 4  # Raise it when the cleaning changes.
 HELD_OUT = ("numpy", "huggingface_hub", "asyncio", "email", "unittest")
 STANDARD_LIBRARY = "python"
-# hf_tiny's dependencies and theirs, the largest first.
-PACKAGES = (
-    *("torch", "transformers", "scipy", "sympy", "sklearn", "pandas", "networkx", "matplotlib", "numpy", "datasets"),
-    *("huggingface_hub", "mpmath", "accelerate", "PIL", "fsspec", "jinja2", "aiohttp", "pyarrow", "evaluate"),
-    "tokenizers",
+PACKAGES = (  # hf_tiny's dependencies, the largest first
+    *("torch", "transformers", "scipy", "sklearn", "pandas", "matplotlib", "numpy", "datasets", "huggingface_hub"),
+    *("accelerate", "evaluate", "tokenizers"),
 )
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow"}  # Where the name differs from the package's.
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # Where the name differs from the package's.
 SKIPPED = {"test", "tests", "testing", "conftest", "_vendor", "externals", "site-packages", "idlelib", "lib2to3"}
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-NOT_PROSE = [
-    re.compile(pattern, re.M)
-    for pattern in (
-        r"^[ \t]*```(?:.*\n)*?[ \t]*```[ \t]*$",  # fenced code
-        r"^([ \t]*)\.\. *(?:\w*code|ipython|doctest|plot|math|figure|image|\w*-?table|auto|toctree|raw|_|\[)"
-        r".*(?:\n[ \t]*$|\n\1[ \t]+\S.*)*",  # directives with a body of code, formulas, tables or references
-        r"(?<=::)[ \t]*\n(?:[ \t]*\n)+([ \t]+)\S.*(?:\n[ \t]*$|\n\1.*)*",  # indented blocks after "::"
-        r"^[ \t]*>>>.*(?:\n[ \t]*\S.*)*",  # doctests with their output
-        r"^[ \t]*(?:\.\. |@).*$",  # other directives; their body is prose
-        r"^[ \t]*=+(?: +=+)+[ \t]*(?:\n[ \t]*\S.*)*|^[ \t]*[|+].*$",  # tables
-        r"^.*\n[ \t]*([-=~^*#+])\1{2,}[ \t]*$",  # underlined headings
-    )
-]
-MARKUP = [
-    (re.compile(pattern), kept)
-    for pattern, kept in (
-        (r",? ?\[[\w.-]+\]_", ""),  # a citation, [1]_
-        (r"!?\[([^\]]*)\]\([^)]*\)", r"\1"),  # [text](address)
-        (r"\[?(?::[\w:+-]+:)?`+[~!.]*([^`]*?)(?: *<[^`>]*>)?`+_*\]?", r"\1"),  # :role:`~text <address>`, [`code`]
-        (r"(\*\*?)(\w(?:[^*]*\w)?)\1", r"\2"),  # *emphasis*, **strong**
-        (r"</?[a-zA-Z][^>]*>", ""),
-        (r"::", ":"),
-    )
-]
-NAME_AND_TYPE = re.compile(r"[\w*][\w, *.]* : ")
-BULLET_OR_NAME = re.compile(r"(?:[-*+] |\d+[.)] )?(?::\w+[^:`]*:\s|`*\*{0,2}[\w.]+`*(?: ?\(.*?\))?:(?:\s|$))?")
-WORD = re.compile(r"[\"'(]?[A-Za-z]+(?:['-][a-z]+)*[\"')]?[.,;:!?]?")
 
 
 def corpus_files() -> tuple[list[str], list[str]]:
@@ -142,23 +112,11 @@ def _keyed(text: str) -> dict[str, str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of prose in a docstring, each on one line, without markup, code, tables and names of arguments."""
-    for pattern in NOT_PROSE:
-        text = pattern.sub("", text)
-    found, indent = [""], 0
-    for line in text.expandtabs().splitlines():
-        words = line.strip()
-        typed, name = NAME_AND_TYPE.match(words), BULLET_OR_NAME.match(words).group()
-        if not words or typed or name or len(line) - len(line.lstrip()) < indent:
-            found.append("")
-        indent = len(line) - len(line.lstrip())
-        if not typed:
-            found[-1] += " " + words.removeprefix(name)
-    for pattern, kept in MARKUP:
-        found = [pattern.sub(kept, paragraph) for paragraph in found]
-    return [" ".join(paragraph.split()) for paragraph in found if _is_prose(paragraph)]
+    """The paragraphs of a docstring that are prose, each on one line: no code, no tables, no formulas."""
+    text = re.sub(r"^.*\n[ \t]*([-=~^*#+])\1{2,}[ \t]*$", "", text, flags=re.M)  # underlined headings
+    found = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if ">>>" not in part and "```" not in part]
+    return [part for part in found if part.count(" ") >= 5 and _letters(part) >= 0.8 * len(part)]
 
 
-def _is_prose(paragraph: str) -> bool:
-    words = [WORD.fullmatch(word) is not None for word in paragraph.split()]
-    return sum(words) >= max(6, 0.75 * len(words))
+def _letters(text: str) -> int:
+    return sum(character.isalpha() or character == " " for character in text)
