@@ -1,4 +1,7 @@
-"""python benchmarks/render.py: write the tables of README.md and recipes/README.md from benchmarks/results/*.json.
+"""Write the tables of README.md and recipes/README.md from benchmarks/results/*.json; or first add a run to these.
+
+python benchmarks/render.py
+python benchmarks/render.py pretrain.books_en runs/books "99 English books"
 
 A table stands between `<!-- results:NAME -->` and `<!-- /results -->`; NAME is the part of a result's file name before
 its first dot: `pretrain.books_en.json` is a row of the table `pretrain`. Rows follow the order of the file names.
@@ -6,6 +9,7 @@ its first dot: `pretrain.books_en.json` is a row of the table `pretrain`. Rows f
 
 import json
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +37,17 @@ COLUMNS = {
     },
     "bench": {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"},
 }
+
+
+def add(name: str, run: Path, what: str) -> None:
+    """Keep what a finished run measured, with the flags that give the same run again."""
+    figures = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
+    figures["train_minutes"] = round(figures["train_runtime"] / 60, 1)
+    (command,) = re.findall(r"^- Command: `(.*)`$", (run / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    seed = int(re.search(r"^seed: (\d+)$", (run / "recipe.yaml").read_text(encoding="utf-8"), re.MULTILINE)[1])
+    row = {"what": what, "command": command, "seeds": [seed], "figures": figures}
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path.write_text(json.dumps(row, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def rows(table: str) -> list[dict]:
@@ -67,5 +82,7 @@ def render(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        add(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
     for path in (ROOT / "README.md", ROOT / "recipes" / "README.md"):
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")

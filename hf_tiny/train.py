@@ -470,7 +470,9 @@ class Run:
         self.logged = (state.step, state.seconds, state.tokens)
         self.write(line)
         rate = f"{line['tokens_per_second']:,.0f}"
-        bar.set_postfix({"loss": f"{line['loss']:.3f}", "lr": f"{line['learning_rate']:.1e}", "tokens/s": rate})
+        bar.set_postfix(
+            {"loss": f"{line['loss']:.3f}", "lr": f"{line['learning_rate']:.1e}", "tokens/s": rate}, refresh=False
+        )
 
     def write(self, line: dict[str, float]) -> None:
         state = self.state
@@ -484,7 +486,7 @@ class Run:
     def evaluate_and_judge(self, bar: tqdm) -> dict[str, float]:
         """Evaluate, remember the best, tell the callbacks."""
         state, config = self.state, self.config
-        metrics = {f"eval_{name}": value for name, value in self.evaluate(self.model, self.accelerator).items()}
+        metrics = {f"eval_{name}": value for name, value in self.evaluate(self.bare_model, self.accelerator).items()}
         value = metrics.get(config.metric_for_best_model)
         if value is None:
             raise InputError(f"--metric_for_best_model {config.metric_for_best_model}: there are {', '.join(metrics)}.")
@@ -539,7 +541,7 @@ class Run:
             load_model(self.bare_model, self.output_dir / f"checkpoint-{state.best_step}" / "model.safetensors")
             metrics = {}
         if self.evaluate and not metrics:
-            scores = self.evaluate(self.model, self.accelerator)
+            scores = self.evaluate(self.bare_model, self.accelerator)
             metrics = {f"eval_{name}": value for name, value in scores.items()}
         results = {**metrics, **self.accounts()}
         weights = self.accelerator.get_state_dict(self.model)

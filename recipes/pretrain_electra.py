@@ -17,25 +17,24 @@ from hf_tiny.train import TrainConfig, flag, run, train
 
 MODELS = {  # the paper's sizes, and a tiny one for a few minutes on a laptop
     "tiny": {
-        "embedding_size": 128, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 512,
-        "norm_first": True, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "discriminator_weight": 20.0,
+        "embedding_size": 128, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "intermediate_size": 512, "norm_first": True, "initializer_range": 0.1,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     },
     "small": {
-        "embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 1024,
+        "embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4,
+        "intermediate_size": 1024,
     },
     "base": {
-        "embedding_size": 768, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+        "embedding_size": 768, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072,
     },
     "large": {
-        "embedding_size": 1024, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+        "embedding_size": 1024, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "intermediate_size": 4096,
     },
 }  # fmt: skip
-PAPER = {
-    "lr_scheduler_type": "linear",
-    "warmup_steps": 10_000.0,
-    "sharing": "embeddings",
-    "position_embedding_type": "absolute",
-}
+PAPER = {"warmup_steps": 10_000.0, "vocab_size": 30522, "position_embedding_type": "absolute"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +42,15 @@ class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
     """Pretrain ELECTRA from raw text."""
 
     SIZES: ClassVar[dict[str, dict]] = {
-        "tiny": {"max_seq_length": 64, "per_device_train_batch_size": 32, "learning_rate": 3e-3, "max_steps": 2000,
-                 "warmup_steps": 0.05, "adam_beta2": 0.98, "sharing": "all", "generator_size": 1.0,
-                 "position_embedding_type": "rotary", "vocab_size": 4096},
+        "tiny": {"max_seq_length": 64, "per_device_train_batch_size": 16, "learning_rate": 1.5e-3, "adam_beta2": 0.98,
+                 "max_steps": 4000, "warmup_steps": 0.05, "eval_steps": 1000, "save_steps": 1000, "vocab_size": 4096,
+                 "mlm_probability": 0.25, "generator_size": 1 / 4, "position_embedding_type": "rotary"},
         "small": {**PAPER, "max_seq_length": 128, "per_device_train_batch_size": 128, "learning_rate": 5e-4,
-                  "max_steps": 1_000_000, "generator_size": 1 / 4, "vocab_size": 30522},
+                  "max_steps": 1_000_000, "generator_size": 1 / 4},
         "base": {**PAPER, "max_seq_length": 512, "per_device_train_batch_size": 256, "learning_rate": 2e-4,
-                 "max_steps": 766_000, "generator_size": 1 / 3, "vocab_size": 30522},
+                 "max_steps": 766_000, "generator_size": 1 / 3},
         "large": {**PAPER, "max_seq_length": 512, "per_device_train_batch_size": 2048, "learning_rate": 2e-4,
-                  "max_steps": 400_000, "generator_size": 1 / 4, "mlm_probability": 0.25, "vocab_size": 30522},
+                  "max_steps": 400_000, "generator_size": 1 / 4, "mlm_probability": 0.25},
     }  # fmt: skip
 
     output_dir: str = flag("runs/electra", "Where the run leaves everything.")

@@ -33,7 +33,7 @@ class Batches:
     ):
         self.data = data.with_format("numpy")
         self.collate, self.batch_size, self.seed, self.shuffle = collate, batch_size, seed, shuffle
-        self.fingerprint = f"{data._fingerprint}:{len(data)}"
+        self.fingerprint = f"{data._fingerprint}, {collate}"
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -65,6 +65,9 @@ class MaskTokens:
         self.mask_token_id = tokenizer.mask_token_id
         self.special_ids = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
         self.mlm_probability, self.stay_probability, self.seed = mlm_probability, stay_probability, seed
+
+    def __repr__(self) -> str:
+        return f"masked {self.mlm_probability}, stay {self.stay_probability}"
 
     def __call__(self, rows: dict[str, np.ndarray], first: int) -> Batch:
         ids = rows["input_ids"].astype(np.int64)  # (batch, length)

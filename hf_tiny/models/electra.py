@@ -14,6 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .layers import (
+    Dropout,
     EncoderBlock,
     HfTinyConfig,
     SelfAttention,
@@ -117,7 +118,7 @@ class ElectraEmbeddings(nn.Module):
         if self.learned_positions:
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
