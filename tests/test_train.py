@@ -12,6 +12,7 @@ import tiny_run
 import torch
 import yaml
 from accelerate.state import AcceleratorState
+from conftest import CORES
 from tiny_run import ROOT, largest_difference, metrics, train_here
 
 from hf_tiny import InputError, optim
@@ -319,10 +320,17 @@ def test_a_launched_recipe_uses_all_cores_and_its_model_loads(tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", 1, tiny_run.RECIPE]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     command = [str(part) for part in [*launch, *flags, *more]]
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run(
+        command,
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, CORES),
+    )
     assert ended.returncode == 0, ended.stderr
     results = json.loads((run / "all_results.json").read_text())
-    assert results["num_threads"] == len(os.sched_getaffinity(0))
+    assert results["num_threads"] == len(CORES)
     assert f"num_threads {results['num_threads']:>43}" in ended.stdout.replace("  num_threads", "num_threads")
     assert "push it: python -m hf_tiny.hub" in ended.stdout
 
