@@ -67,12 +67,11 @@ def test_size_sets_defaults_and_explicit_flags_win(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], True),
+        ([], False),
         (["--lowercase"], True),
         (["--lowercase", "True"], True),
         (["--lowercase", "False"], False),
         (["--lowercase", "no"], False),
-        (["--no_lowercase"], False),
     ],
 )
 def test_booleans(argv, expected):
@@ -117,7 +116,7 @@ def test_abbreviations_are_refused():
     "argv",
     [
         [],
-        ["--size", "large", "--no_lowercase", "--train_file", "a b.txt", "하나.txt", "--save_total_limit", "5"],
+        ["--size", "large", "--lowercase", "--train_file", "a b.txt", "하나.txt", "--save_total_limit", "5"],
         ["--learning_rate", "1e-7", "--report_to", "tensorboard", "--hub_model_id", "me/it", "--warmup_steps", "100"],
     ],
 )

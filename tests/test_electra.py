@@ -20,7 +20,7 @@ from transformers import (
     ElectraForPreTraining,
 )
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError, arguments
 from hf_tiny.convert import electra_from_native
 from hf_tiny.data.collate import MaskTokens
 from hf_tiny.models.layers import rotary_angles, rotate, sample_inverse_cdf
@@ -405,13 +405,14 @@ def test_a_few_steps_lower_both_losses(mode):
 
 
 @every_mode
-@pytest.mark.parametrize("size", ["tiny", "small"])
-def test_losses_at_step_0(mode, size):
+@pytest.mark.parametrize(("size", "excess", "unsure"), [("tiny", 0.9, 0.15), ("small", 0.1, 0.05)])
+def test_losses_at_step_0(mode, size, excess, unsure):
+    """ln V and ln 2; the larger initialisation of tiny begins with logits of some size, so a little above."""
     sizes = {**recipe().MODELS[size], "vocab_size": 1000, "num_hidden_layers": 4}
     model = HfTinyElectraForPreTraining(HfTinyElectraConfig(**sizes, **MODES[mode])).train()
     outputs = model(**batch_of(rows=16, vocab_size=1000))
-    assert outputs.mlm_loss.item() == pytest.approx(math.log(1000), rel=0.02)
-    assert outputs.rtd_loss.item() == pytest.approx(math.log(2), abs=0.05)
+    assert math.log(1000) - 0.1 < outputs.mlm_loss.item() < math.log(1000) + excess
+    assert outputs.rtd_loss.item() == pytest.approx(math.log(2), abs=unsure)
     assert outputs.loss.item() == pytest.approx(
         outputs.mlm_loss.item() + model.config.discriminator_weight * outputs.rtd_loss.item(), rel=1e-6
     )
@@ -563,15 +564,7 @@ def recipe():
 @pytest.mark.parametrize(("size", "millions"), [("small", 13.5), ("base", 109.5), ("large", 335.1)])
 def test_parameters_of_the_presets(size, millions):
     """The paper counts the discriminator: the encoder and its head."""
-    flags = recipe().Recipe.SIZES[size]
-    config = HfTinyElectraConfig(
-        vocab_size=30522,
-        max_position_embeddings=512,
-        sharing=flags["sharing"],
-        generator_size=flags["generator_size"],
-        position_embedding_type=flags["position_embedding_type"],
-        **recipe().MODELS[size],
-    )
+    config = recipe().model_config(arguments.parse(recipe().Recipe, ["--size", size]), 30522)
     with torch.device("meta"):
         model = HfTinyElectraForPreTraining(config)
     count = sum(p.numel() for part in (model.electra, model.discriminator_head) for p in part.parameters())

@@ -46,10 +46,10 @@ def test_hangul_stays_whole(lowercase, strip_accents, unicode_form):
 
 
 def test_case_and_accents_are_options():
-    assert trained().tokenize("The naïve") == trained().tokenize("the NAÏVE")
+    assert trained(lowercase=True).tokenize("The naïve") == trained(lowercase=True).tokenize("the NAÏVE")
     assert trained().tokenize("naïve") != trained().tokenize("naive")
     assert trained(strip_accents=True).tokenize("naïve") == trained(strip_accents=True).tokenize("naive")
-    assert "The" in trained(lowercase=False).get_vocab()
+    assert "The" in trained().get_vocab()
 
 
 def test_ideographs_are_words_of_their_own():
@@ -96,7 +96,7 @@ def test_load_trains_once(tmp_path, monkeypatch):
     named = load_tokenizer(TokenizerArguments(tokenizer_name=str(folder)), list, "")
     assert named.get_vocab() == first.get_vocab()
     for changed, texts in ((TokenizerArguments(vocab_size=300), "these texts"), (arguments, "other texts")):
-        assert len(load_tokenizer(changed, lambda: TEXTS, texts)) == changed.vocab_size
+        assert len(load_tokenizer(changed, lambda: TEXTS, texts)) <= changed.vocab_size
     assert len(list((tmp_path / "hf_tiny_tokenizers").iterdir())) == 3
 
 

@@ -235,6 +235,7 @@ def run_toy(*flags) -> None:
 def interrupted(*flags) -> None:
     """Ctrl-C while the data is prepared."""
     sys.argv = ["toy.py", *flags]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told the tests to ignore it
     run(lambda recipe: signal.raise_signal(signal.SIGINT), ToyRecipe)
 
 
