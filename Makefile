@@ -28,4 +28,4 @@ results: .venv/installed  ## render the tables of README.md and recipes/README.m
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv

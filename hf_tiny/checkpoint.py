@@ -113,6 +113,15 @@ def _discard(checkpoint: Path) -> None:
     shutil.rmtree(doomed)
 
 
+def abandon_after(output_dir: Path, step: int) -> None:
+    """Checkpoints later than the one a run goes on from are set aside: they are no longer part of it."""
+    for path in checkpoints(output_dir):
+        if step_of(path) > step:
+            aside = path.with_name(f"abandoned-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(path, aside)
+
+
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:

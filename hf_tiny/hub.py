@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 logger = logging.getLogger(__name__)
 
 SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy")  # what a curve is drawn of
-NOT_PUSHED = ["checkpoint-*", ".draft-*", ".lock", "hf_tiny/*"]  # the last: what tensorboard reads
+NOT_PUSHED = ["checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"]  # the last: what tensorboard reads
 
 
 def draw_curves(output_dir: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -154,7 +155,9 @@ def start(config: TrainConfig) -> None:
     launched = int(os.environ.get("WORLD_SIZE", 1))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpu = torch.accelerator.is_available()
-    processes = PartialState(cpu=not gpu).num_processes
+    processes = PartialState(
+        cpu=not gpu, timeout=timedelta(days=1)
+    ).num_processes  # packing and pushing take their time
     if launched != processes:
         raise InputError(
             f"The launcher started {launched} processes, but accelerate sees {processes}: each would train alone and write "
@@ -266,6 +269,7 @@ class Run:
             self.load(found)
         if self.main:
             checkpoint.sweep(self.output_dir)
+            checkpoint.abandon_after(self.output_dir, self.state.step)
             self.keep_log_until(self.state.step)
             again = dataclasses.replace(self.config, resume_from_checkpoint=None)
             arguments.write(again, self.output_dir / "recipe.yaml")
@@ -301,7 +305,8 @@ class Run:
                 f"launch {' or '.join(map(str, fits))}."
             )
         state.max_steps, state.warmup_steps = self.state.max_steps, self.state.warmup_steps
-        if state.best_step is not None and not (self.output_dir / f"checkpoint-{state.best_step}").is_dir():
+        best = self.output_dir / f"checkpoint-{state.best_step}"
+        if self.config.load_best_model_at_end and state.best_step is not None and not best.is_dir():
             state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
         self.state, self.saved = state, path.resolve()
         device = self.accelerator.device

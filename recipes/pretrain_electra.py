@@ -63,28 +63,24 @@ class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
 
 
 def main(recipe: Recipe) -> None:
-    tokenizer = load_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe))
+    length = max(512, recipe.max_seq_length)
+    tokenizer = load_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe), model_max_length=length)
     blocks = load_blocks(recipe, tokenizer, recipe.seed)
     held_out = blocks["validation"].shuffle(seed=0).take(min(recipe.max_eval_samples, len(blocks["validation"])))
     mask = MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed)
     batches = Batches(blocks["train"], mask, recipe.per_device_train_batch_size, recipe.seed)
     held_out_batches = Batches(held_out, mask, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
-    model = HfTinyElectraForPreTraining(model_config(recipe, len(tokenizer)))
-    train(
-        model,
-        batches,
-        recipe,
-        evaluate=Evaluation(held_out_batches, collect_electra, compute_electra(model.config.discriminator_weight)),
-        callbacks=[CollapseWarning()],
-        processor=tokenizer,
-        card={"pipeline_tag": "fill-mask", "data": recipe.corpus_name},
-    )
+    model = HfTinyElectraForPreTraining(model_config(recipe, len(tokenizer), tokenizer.pad_token_id))
+    evaluate = Evaluation(held_out_batches, collect_electra, compute_electra(model.config.discriminator_weight))
+    about = {"pipeline_tag": "fill-mask", "data": recipe.corpus_name}
+    train(model, batches, recipe, evaluate=evaluate, callbacks=[CollapseWarning()], processor=tokenizer, card=about)
 
 
-def model_config(recipe: Recipe, vocab_size: int) -> HfTinyElectraConfig:
+def model_config(recipe: Recipe, vocab_size: int, pad_token_id: int = 0) -> HfTinyElectraConfig:
     try:
         return HfTinyElectraConfig(
             vocab_size=vocab_size,
+            pad_token_id=pad_token_id,
             max_position_embeddings=max(512, recipe.max_seq_length),
             sharing=recipe.sharing,
             generator_size=recipe.generator_size,

@@ -113,3 +113,13 @@ def test_another_run_is_not_written_over(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(InputError, match=f"holds another run .{name}.*--resume_from_checkpoint latest"):
         checkpoint.refuse_foreign_run(tmp_path)
+
+
+def test_later_checkpoints_are_set_aside_when_a_run_goes_on_from_an_earlier_one(tmp_path):
+    for step in (2, 4, 6):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "weights").write_text(str(step))
+    checkpoint.abandon_after(tmp_path, 2)
+    checkpoint.rotate(tmp_path, keep=1)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert (tmp_path / "abandoned-checkpoint-6" / "weights").read_text() == "6"

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from hf_tiny.data.collate import Batches, MaskTokens, uniform
 
@@ -158,3 +159,12 @@ def test_a_block_of_special_tokens_has_nothing_to_mask(tokenizer):
     rows = {"input_ids": np.full((1, 8), tokenizer.pad_token_id), "segment_start": np.array([8])}
     batch = MaskTokens(tokenizer, 0.5, seed=0)(rows, first=0)
     assert batch["num_items_in_batch"].tolist() == [0, 8]
+
+
+def test_the_fingerprint_is_of_the_rows_not_of_where_they_are(tokenizer, blocks, tmp_path):
+    mask = MaskTokens(tokenizer, 0.15, seed=0)
+    blocks.save_to_disk(tmp_path / "moved")
+    same = Batches(Dataset.load_from_disk(tmp_path / "moved"), mask, 4, seed=0).fingerprint
+    assert Batches(blocks, mask, 4, seed=0).fingerprint == same
+    assert Batches(blocks.select(range(20)), mask, 4, seed=0).fingerprint != same
+    assert Batches(blocks, MaskTokens(tokenizer, 0.25, seed=0), 4, seed=0).fingerprint != same

@@ -321,3 +321,14 @@ def test_memory_does_not_grow_with_the_corpus(write, tokenizer, tmp_path):
     )
     small, large = map(int, run.stdout.split())
     assert large - small < 25, f"{small} MB and {large} MB"
+
+
+def test_long_rows_stay_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "SHARD_BYTES", 1000)
+    monkeypatch.setattr(corpus, "PIECE_BYTES", 50)
+    texts = [f"row {number} " + "many words " * 60 for number in range(120)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    arguments = corpus.CorpusArguments(train_file=[str(path)])
+    found = [text for split in ("train", "validation") for text in corpus.documents(arguments, split)]
+    assert sorted(found) == sorted(texts)

@@ -129,7 +129,8 @@ def documents(arguments: CorpusArguments, split: str = "train") -> Iterator[str]
 
 def fingerprint(arguments: CorpusArguments) -> str:
     """Changes when a training file does, or how it is read."""
-    return hashlib.sha256(repr(_plan(arguments)["train"]).encode()).hexdigest()[:32]
+    with PartialState().local_main_process_first():  # planning may have to write the built-in corpus first
+        return hashlib.sha256(repr(_plan(arguments)["train"]).encode()).hexdigest()[:32]
 
 
 def load_blocks(arguments: CorpusArguments, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> datasets.DatasetDict:
@@ -248,12 +249,15 @@ def _ranges(path: str, sample_by: str) -> Iterator[tuple[int, int, int]]:
     elif path.lower().endswith(".gz") or kind in (".csv", ".tsv"):
         yield 0, sys.maxsize, size
     else:
-        mark = b"\n\n" if kind == ".txt" and sample_by == "paragraph" else b"\n"
+        mark = b"\n\n" if sample_by == "paragraph" else b"\n"
         with _readable(path), open(path, "rb") as file:
             while start < size:
                 file.seek(start + SHARD_BYTES)
-                window = file.read(PIECE_BYTES)
-                more = window.find(mark) + len(mark) if mark in window else _last_break(window)
+                if kind == ".txt":
+                    window = file.read(PIECE_BYTES)
+                    more = window.find(mark) + len(mark) if mark in window else _last_break(window)
+                else:
+                    more = len(file.readline())  # a row of a table stays whole, however long it is
                 stop = min(start + SHARD_BYTES + more, size)
                 yield start, stop, stop - start
                 start = stop
