@@ -405,9 +405,9 @@ def test_a_few_steps_lower_both_losses(mode):
 
 
 @every_mode
-@pytest.mark.parametrize(("size", "excess", "unsure"), [("tiny", 0.9, 0.15), ("small", 0.1, 0.05)])
+@pytest.mark.parametrize(("size", "excess", "unsure"), [("tiny", 1.3, 0.3), ("small", 0.1, 0.05)])
 def test_losses_at_step_0(mode, size, excess, unsure):
-    """ln V and ln 2; the larger initialisation of tiny begins with logits of some size, so a little above."""
+    """ln V and ln 2. The larger initialisation of tiny begins with logits of order 1, so only roughly."""
     sizes = {**recipe().MODELS[size], "vocab_size": 1000, "num_hidden_layers": 4}
     model = HfTinyElectraForPreTraining(HfTinyElectraConfig(**sizes, **MODES[mode])).train()
     outputs = model(**batch_of(rows=16, vocab_size=1000))
