@@ -87,7 +87,7 @@ def run_and_look(model: HfTinyElectraForPreTraining, batch: dict[str, Tensor]):
     return outputs, tokens
 
 
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
 
@@ -126,19 +126,19 @@ def test_parity(native, padded, tmp_path):
     expected = discriminator(**arguments, output_hidden_states=True)
     found = model(**arguments, output_hidden_states=True)
     assert expected.logits.abs().mean() > 0.1
-    close(found.logits[valid], expected.logits[valid])
+    assert_close(found.logits[valid], expected.logits[valid])
     for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
-        close(ours[valid], theirs[valid])
+        assert_close(ours[valid], theirs[valid])
     model.save_pretrained(tmp_path)
-    close(
+    assert_close(
         AutoModel.from_pretrained(tmp_path)(**arguments).last_hidden_state[valid],
         discriminator.electra(**arguments).last_hidden_state[valid],
     )
     expected = generator(**arguments, labels=batch["labels"])
     found = AutoModelForMaskedLM.from_pretrained(tmp_path)(**arguments, labels=batch["labels"])
     assert expected.logits.abs().mean() > 0.1
-    close(found.logits[valid], expected.logits[valid])
-    close(found.loss, expected.loss)
+    assert_close(found.logits[valid], expected.logits[valid])
+    assert_close(found.loss, expected.loss)
 
 
 @torch.no_grad()
@@ -149,14 +149,14 @@ def test_parity_with_shared_embeddings(native):
     valid = batch["attention_mask"].bool()
     # Different embeddings: the discriminator's serve both, and it does not change.
     model = electra_from_native(discriminator, generator, sharing="embeddings")
-    close(model(**arguments).logits[valid], discriminator(**arguments).logits[valid])
+    assert_close(model(**arguments).logits[valid], discriminator(**arguments).logits[valid])
     # The same embeddings: both are as they were.
     other = native_pair()[1]
     other.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
     model = electra_from_native(discriminator, other, sharing="embeddings")
     outputs = model(**batch)
-    close(outputs.mlm_logits, other(**arguments).logits[batch["labels"] != -100])
-    close(model(**arguments).logits[valid], discriminator(**arguments).logits[valid])
+    assert_close(outputs.mlm_logits, other(**arguments).logits[batch["labels"] != -100])
+    assert_close(model(**arguments).logits[valid], discriminator(**arguments).logits[valid])
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_joint_loss_is_the_composition_of_the_native_ones(native):
     assert replaced.sum() >= 5
     mlm_loss = F.cross_entropy(mlm_logits, original[masked])
     rtd = discriminator(corrupted, **arguments, labels=replaced.long())  # its loss leaves out the padding
-    close(outputs.mlm_loss, mlm_loss)
-    close(outputs.rtd_loss, rtd.loss)
-    close(outputs.loss, mlm_loss + 50 * rtd.loss)
+    assert_close(outputs.mlm_loss, mlm_loss)
+    assert_close(outputs.rtd_loss, rtd.loss)
+    assert_close(outputs.loss, mlm_loss + 50 * rtd.loss)
     assert torch.equal(outputs.replaced, replaced)
 
 
@@ -244,7 +244,7 @@ def test_an_oracle_generator_gives_no_positives(mode):
         assert outputs.replaced.sum() == 0
         assert outputs.mlm_loss == 0
         expected = F.softplus(outputs.logits[batch["attention_mask"].bool()]).mean()  # all are "original"
-        close(outputs.rtd_loss, expected)
+        assert_close(outputs.rtd_loss, expected)
 
 
 def test_an_always_wrong_generator_gives_a_positive_per_masked_token():
@@ -274,7 +274,7 @@ def test_rtd_counts_every_token_but_padding():
     outputs = model(**batch)
     losses = F.binary_cross_entropy_with_logits(outputs.logits, outputs.replaced.float(), reduction="none")
     valid = batch["attention_mask"].bool()
-    close(outputs.rtd_loss, losses[valid].mean())
+    assert_close(outputs.rtd_loss, losses[valid].mean())
     (gradient,) = torch.autograd.grad(outputs.rtd_loss, outputs.logits)
     assert gradient[~valid].abs().max() == 0
     assert (gradient[valid] != 0).all()  # [CLS] and [SEP] too
@@ -282,7 +282,7 @@ def test_rtd_counts_every_token_but_padding():
     without = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
     outputs = model(**without)
     losses = F.binary_cross_entropy_with_logits(outputs.logits, outputs.replaced.float(), reduction="none")
-    close(outputs.rtd_loss, losses.mean())
+    assert_close(outputs.rtd_loss, losses.mean())
 
 
 def test_a_batch_with_nothing_masked_has_a_finite_loss():
@@ -439,7 +439,7 @@ def test_parts_add_up_to_the_whole(mode, padded, split):
         total += loss.item()
     assert total == pytest.approx(whole.loss.item(), rel=1e-6)
     for name, parameter in model.named_parameters():
-        close(parameter.grad, expected[name], 1e-6)
+        assert_close(parameter.grad, expected[name], 1e-6)
 
 
 def test_a_single_count_is_of_the_masked_tokens():
@@ -449,8 +449,8 @@ def test_a_single_count_is_of_the_masked_tokens():
     masked = int(batch["labels"].ne(-100).sum())
     for count in (2 * masked, torch.tensor(2 * masked)):
         half = model(**batch, num_items_in_batch=count)
-        close(half.mlm_loss, outputs.mlm_loss / 2, 1e-6)
-        close(half.rtd_loss, outputs.rtd_loss / 2, 1e-6)
+        assert_close(half.mlm_loss, outputs.mlm_loss / 2, 1e-6)
+        assert_close(half.rtd_loss, outputs.rtd_loss / 2, 1e-6)
 
 
 # Sharing
@@ -475,14 +475,14 @@ def test_a_joint_checkpoint_loads_into_every_class(mode, tmp_path):
         assert not info["unexpected_keys"], info
     with torch.no_grad():
         expected = model.electra(**arguments).last_hidden_state
-        close(loaded[AutoModel](**arguments).last_hidden_state, expected, 1e-6)
+        assert_close(loaded[AutoModel](**arguments).last_hidden_state, expected, 1e-6)
         outputs = model(**batch)
         again = loaded[AutoModelForPreTraining](**batch)
         for name in ("loss", "mlm_loss", "rtd_loss", "logits", "mlm_logits"):
-            close(again[name], outputs[name], 1e-6)
+            assert_close(again[name], outputs[name], 1e-6)
         masked_lm = loaded[AutoModelForMaskedLM](**arguments, labels=batch["labels"])
-        close(masked_lm.logits[batch["labels"] != -100], outputs.mlm_logits, 1e-6)
-        close(masked_lm.loss, outputs.mlm_loss, 1e-6)
+        assert_close(masked_lm.logits[batch["labels"] != -100], outputs.mlm_logits, 1e-6)
+        assert_close(masked_lm.loss, outputs.mlm_loss, 1e-6)
 
     for auto_class, joint in ((AutoModelForMaskedLM, False), (AutoModelForPreTraining, True)):
         found = loaded[auto_class]
@@ -495,7 +495,7 @@ def test_a_joint_checkpoint_loads_into_every_class(mode, tmp_path):
         reloaded, info = auto_class.from_pretrained(tmp_path / auto_class.__name__, output_loading_info=True)
         assert not any(info.values()), info
         with torch.no_grad():
-            close(reloaded(**arguments).logits, found(**arguments).logits, 1e-6)
+            assert_close(reloaded(**arguments).logits, found(**arguments).logits, 1e-6)
 
 
 @every_mode
@@ -523,7 +523,7 @@ def test_resizing_reaches_generator_and_discriminator(mode, new_size):
     assert model.generator_lm_head.bias.shape == (new_size,)
     assert model.generator_lm_head.out_features == model.config.vocab_size == new_size
     after = model(**batch)
-    close(after.mlm_logits[:, :80], before.mlm_logits[:, :80], 1e-6)
+    assert_close(after.mlm_logits[:, :80], before.mlm_logits[:, :80], 1e-6)
     assert after.mlm_logits.shape[1] == new_size
     arguments = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     assert torch.isfinite(model(**arguments).logits).all()
@@ -593,8 +593,8 @@ def test_rotary_positions_are_relative(norm_first):
     plain = model(**arguments, output_attentions=True)
     moved = model(**arguments, position_ids=places + 1000, output_attentions=True)
     for ours, theirs in zip(moved.attentions, plain.attentions, strict=True):
-        close(ours, theirs, 1e-4)  # angles of 1,000 radians in single precision
-    close(moved.last_hidden_state, plain.last_hidden_state, 1e-3)
+        assert_close(ours, theirs, 1e-4)  # angles of 1,000 radians in single precision
+    assert_close(moved.last_hidden_state, plain.last_hidden_state, 1e-3)
     assert (model(**arguments, position_ids=2 * places).last_hidden_state - plain.last_hidden_state).abs().max() > 0.01
 
 
@@ -605,10 +605,10 @@ def test_position_ids(kind):
     ids, types = batch["input_ids"], batch["token_type_ids"]
     places = torch.arange(12)[None]
     expected = model(ids, token_type_ids=types).logits
-    close(model(ids, token_type_ids=types, position_ids=places.expand(4, -1)).logits, expected, 1e-6)
+    assert_close(model(ids, token_type_ids=types, position_ids=places.expand(4, -1)).logits, expected, 1e-6)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     shuffled = model(ids[:, order], token_type_ids=types[:, order], position_ids=places[:, order]).logits
-    close(shuffled, expected[:, order])  # only the positions know the order
+    assert_close(shuffled, expected[:, order])  # only the positions know the order
     assert (model(ids[:, order], token_type_ids=types[:, order]).logits - expected[:, order]).abs().max() > 0.01
     names = [name for name, _ in model.named_parameters() if "position" in name]
     assert len(names) == {"absolute": 1, "rotary": 0}[kind]
@@ -620,11 +620,11 @@ def test_rotation_keeps_lengths_and_depends_on_the_distance():
     def turned(vector: Tensor, place: int) -> Tensor:
         return rotate(vector, *rotary_angles(torch.tensor([[place]]), 8, 10_000.0, torch.double))
 
-    close(turned(x, 5).norm(), x.norm(), 1e-6)
+    assert_close(turned(x, 5).norm(), x.norm(), 1e-6)
     assert torch.equal(turned(x, 0), x)
     products = [(turned(x, place) * turned(y, place + 3)).sum() for place in (0, 1, 7, 50)]
     for product in products:
-        close(product, products[0], 1e-5)
+        assert_close(product, products[0], 1e-5)
     assert abs((turned(x, 0) * turned(y, 4)).sum() - products[0]) > 1e-3
 
 

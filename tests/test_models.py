@@ -123,7 +123,7 @@ def loss_of(model: PreTrainedModel) -> Tensor:
     return (outputs[0] * weights).sum()
 
 
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
 
@@ -149,7 +149,7 @@ def test_save_and_load(model, auto_class, tmp_path):
         assert type(loaded) is type(model)
         assert not any(info.values()), info
         assert_same(loaded, model)
-        close(run(loaded), run(model), 1e-6)  # not bit-equal: the weights lie elsewhere in memory
+        assert_close(run(loaded), run(model), 1e-6)  # not bit-equal: the weights lie elsewhere in memory
 
 
 def test_config_round_trip(model, tmp_path):
@@ -272,7 +272,7 @@ def test_resize_token_embeddings(model, new_size, tmp_path):
     found = run(model, input_ids=ids)
     if found.shape[-1] == new_size:
         expected, found = expected[..., :keep], found[..., :keep]
-    close(found, expected, 1e-6)
+    assert_close(found, expected, 1e-6)
     assert torch.isfinite(run(model, input_ids=ids.index_fill(1, torch.tensor([3]), new_size - 1))).all()
     assert torch.isfinite(loss_of(model) if new_size > old_size else model(input_ids=ids)[0]).all()
     model.save_pretrained(tmp_path)
@@ -284,7 +284,7 @@ def test_resize_token_embeddings(model, new_size, tmp_path):
 def test_inputs_embeds(model):
     batch = inputs(type(model), model.config)
     embedded = model.get_input_embeddings()(batch["input_ids"])
-    close(run(model, input_ids=None, inputs_embeds=embedded), run(model), 1e-6)
+    assert_close(run(model, input_ids=None, inputs_embeds=embedded), run(model), 1e-6)
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         run(model, inputs_embeds=embedded)
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
@@ -335,7 +335,7 @@ def test_hidden_states_and_attentions(model):
         heads = weights.shape[1]
         assert heads > 0
         assert weights.shape == (3, heads, 9, 9)
-        close(weights.sum(-1), torch.ones(3, heads, 9), 1e-5)
+        assert_close(weights.sum(-1), torch.ones(3, heads, 9), 1e-5)
         assert weights[1, :, :, 6:].max() == 0  # nobody looks at padding
     if "last_hidden_state" in outputs:
         assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
@@ -379,11 +379,11 @@ def test_eager_equals_sdpa(model, padded):
         model.set_attn_implementation(name)
         assert model.config._attn_implementation == name
         results[name] = run(model, **changes)
-    close(results["eager"], results["sdpa"])
+    assert_close(results["eager"], results["sdpa"])
     model.set_attn_implementation("eager")
     eager = loss_of(model)
     model.set_attn_implementation("sdpa")
-    close(eager, loss_of(model))
+    assert_close(eager, loss_of(model))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -392,7 +392,7 @@ def test_flex_equals_sdpa(model):
     expected = run(model)
     model.set_attn_implementation("flex_attention")
     with torch.compiler.set_stance("force_eager"):
-        close(run(model), expected)
+        assert_close(run(model), expected)
 
 
 def test_a_row_does_not_depend_on_its_batch(model):
@@ -402,7 +402,7 @@ def test_a_row_does_not_depend_on_its_batch(model):
         for row in range(3):
             alone = main_output(model(**{name: tensor[row : row + 1] for name, tensor in batch.items()}))
             valid = batch["attention_mask"][row].bool()
-            close(alone[0][valid], together[row][valid])
+            assert_close(alone[0][valid], together[row][valid])
 
 
 def test_padding_changes_nothing(model):
@@ -417,15 +417,15 @@ def test_padding_changes_nothing(model):
             }
             found = model(**padded)
             valid = batch["attention_mask"].bool()
-            close(main_output(found)[:, :9][valid], main_output(expected)[valid])
+            assert_close(main_output(found)[:, :9][valid], main_output(expected)[valid])
             if "loss" in expected:
-                close(found.loss, expected.loss)
+                assert_close(found.loss, expected.loss)
 
 
 def test_no_mask_is_a_mask_of_ones(model):
     ids = inputs(type(model), model.config)["input_ids"]
     with torch.no_grad():
-        close(main_output(model(ids)), main_output(model(ids, attention_mask=torch.ones_like(ids))), 1e-6)
+        assert_close(main_output(model(ids)), main_output(model(ids, attention_mask=torch.ones_like(ids))), 1e-6)
 
 
 # Training
@@ -450,11 +450,11 @@ def test_gradient_checkpointing(model):
     expected_loss, expected = loss_of(model), gradients(model)
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
-    close(loss_of(model), expected_loss, 1e-6)
+    assert_close(loss_of(model), expected_loss, 1e-6)
     found = gradients(model)
     assert found.keys() == expected.keys()
     for name in expected:
-        close(found[name], expected[name], 1e-5)
+        assert_close(found[name], expected[name], 1e-5)
     model.gradient_checkpointing_disable()
     assert not model.is_gradient_checkpointing
 
@@ -484,7 +484,7 @@ def test_torch_export(model):
     batch = inputs(type(model), model.config)
     program = torch.export.export(model, (), batch)
     with torch.no_grad():
-        close(main_output(program.module()(**batch)), main_output(model(**batch)), 1e-6)
+        assert_close(main_output(program.module()(**batch)), main_output(model(**batch)), 1e-6)
 
 
 @pytest.mark.parametrize("case", FIRST, indirect=True)
@@ -493,7 +493,7 @@ def test_torch_compile(model):
     batch = inputs(type(model), model.config)
     with torch.no_grad():
         compiled = torch.compile(model, backend="eager", fullgraph=True)
-        close(main_output(compiled(**batch)), main_output(model(**batch)), 1e-6)
+        assert_close(main_output(compiled(**batch)), main_output(model(**batch)), 1e-6)
 
 
 # The checkpoint's own code
@@ -563,7 +563,7 @@ def test_remote_code(config_class, tmp_path):
     found = load_file(results)
     assert found.keys() == expected.keys()
     for name in expected:
-        close(found[name], expected[name], 1e-6)
+        assert_close(found[name], expected[name], 1e-6)
 
 
 MODEL_FILES = sorted((Path(hf_tiny.__file__).parent / "models").glob("*.py"))
