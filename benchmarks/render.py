@@ -2,6 +2,9 @@
 
 python benchmarks/render.py
 python benchmarks/render.py pretrain.books_en runs/books "99 English books"
+python benchmarks/render.py finetune.sst2 runs/sst2-scratch runs/sst2 eval_accuracy "film reviews, English"
+
+The last form keeps two runs with several seeds (`--seeds 3`): from scratch, and from a pretrained model.
 
 A table stands between `<!-- results:NAME -->` and `<!-- /results -->`; NAME is the part of a result's file name before
 its first dot: `pretrain.books_en.json` is a row of the table `pretrain`. Rows follow the order of the file names.
@@ -35,6 +38,23 @@ COLUMNS = {
         "RTD AUC": "figures.eval_rtd_auc",
         "recall": "figures.eval_rtd_recall",
     },
+    "finetune": {
+        "data": "what",
+        "figure": "figures.figure",
+        "from scratch": "figures.scratch",
+        "pretrained": "figures.pretrained",
+        "gain in points": "figures.gain",
+        "minutes a run": "figures.minutes",
+    },
+    "transfer": {
+        "fine-tuned with": "what",
+        "film reviews, English: accuracy": "figures.english",
+        "MLM loss after (before)": "figures.english_mlm",
+        "RTD loss after (before)": "figures.english_rtd",
+        "film reviews, Korean: accuracy": "figures.korean",
+        "MLM loss": "figures.korean_mlm",
+        "RTD loss": "figures.korean_rtd",
+    },
     "bench": {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"},
 }
 
@@ -43,9 +63,43 @@ def add(name: str, run: Path, what: str) -> None:
     """Keep what a finished run measured, with the flags that give the same run again."""
     figures = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     figures["train_minutes"] = round(figures["train_runtime"] / 60, 1)
-    (command,) = re.findall(r"^- Command: `(.*)`$", (run / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     seed = int(re.search(r"^seed: (\d+)$", (run / "recipe.yaml").read_text(encoding="utf-8"), re.MULTILINE)[1])
-    row = {"what": what, "command": command, "seeds": [seed], "figures": figures}
+    write(name, {"what": what, "command": command(run), "seeds": [seed], "figures": figures})
+
+
+def add_pair(name: str, scratch: Path, pretrained: Path, figure: str, what: str) -> None:
+    """Keep what the same fine-tuning gave from scratch and from a pretrained model, each the mean of several seeds."""
+    results = [json.loads((run / "all_results.json").read_text(encoding="utf-8")) for run in (scratch, pretrained)]
+    folders = [sorted(run.glob("seed-*")) for run in (scratch, pretrained)]
+    minutes = max(
+        json.loads((folder / "all_results.json").read_text())["train_runtime"] for part in folders for folder in part
+    )
+    row = {
+        "what": what,
+        "commands": [command(part[0]) for part in folders],
+        "seeds": [int(folder.name.removeprefix("seed-")) for folder in folders[0]],
+        "figures": {
+            "figure": figure.removeprefix("eval_").replace("_", " "),
+            "scratch": spread(results[0], figure),
+            "pretrained": spread(results[1], figure),
+            "gain": round(100 * (results[1][figure] - results[0][figure]), 1),
+            "minutes": round(minutes / 60, 1),
+            "all": {"scratch": results[0], "pretrained": results[1]},
+        },
+    }
+    write(name, row)
+
+
+def spread(results: dict, figure: str) -> str:
+    return f"{results[figure]:.3f} ± {results[f'{figure}_std']:.3f}"
+
+
+def command(run: Path) -> str:
+    (found,) = re.findall(r"^- Command: `(.*)`$", (run / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return found
+
+
+def write(name: str, row: dict) -> None:
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.write_text(json.dumps(row, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -84,5 +138,7 @@ def render(text: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) == 4:
         add(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    if len(sys.argv) == 6:
+        add_pair(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
     for path in (ROOT / "README.md", ROOT / "recipes" / "README.md"):
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")

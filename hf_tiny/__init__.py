@@ -6,15 +6,25 @@ from .models import (
     HfTinyElectraConfig,
     HfTinyElectraForMaskedLM,
     HfTinyElectraForPreTraining,
+    HfTinyElectraForSequenceClassification,
+    HfTinyElectraForTokenClassification,
     HfTinyElectraModel,
+    HfTinyTokenLinkingConfig,
+    HfTinyTokenLinkingModel,
 )
+from .pipelines import DependencyParsingPipeline
 
 __version__ = "0.1.0"
 __all__ = [
     "AUTO_CLASSES",
+    "DependencyParsingPipeline",
     "HfTinyElectraConfig",
     "HfTinyElectraForMaskedLM",
     "HfTinyElectraForPreTraining",
+    "HfTinyElectraForSequenceClassification",
+    "HfTinyElectraForTokenClassification",
     "HfTinyElectraModel",
+    "HfTinyTokenLinkingConfig",
+    "HfTinyTokenLinkingModel",
     "InputError",
 ]

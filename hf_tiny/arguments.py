@@ -16,6 +16,11 @@ from .errors import InputError
 RecipeType = TypeVar("RecipeType")
 
 
+def flag(default, text: str):
+    """A field of a recipe's dataclass, with what `--help` says of it."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
 class _Parser(HfArgumentParser):
     def error(self, message: str):
         raise InputError(f"{message}. `--help` lists every flag.")

@@ -4,10 +4,21 @@ import re
 
 import torch
 from torch import Tensor
-from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import (
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+)
 
 from .errors import InputError
-from .models.electra import HfTinyElectraConfig, HfTinyElectraForPreTraining
+from .models.electra import (
+    HfTinyElectraConfig,
+    HfTinyElectraForPreTraining,
+    HfTinyElectraForSequenceClassification,
+    HfTinyElectraForTokenClassification,
+)
 
 ELECTRA_NAMES = (  # native name, hf_tiny name; in this order
     (r"embeddings\.LayerNorm", "embeddings.norm"),
@@ -22,7 +33,12 @@ ELECTRA_NAMES = (  # native name, hf_tiny name; in this order
     (r"generator_predictions\.dense", "generator_head.dense"),
     (r"discriminator_predictions\.dense_prediction", "discriminator_head.2"),
     (r"discriminator_predictions\.dense", "discriminator_head.0"),
+    (r"classifier\.out_proj", "classifier.out"),
 )
+HEADS = {
+    ElectraForSequenceClassification: HfTinyElectraForSequenceClassification,
+    ElectraForTokenClassification: HfTinyElectraForTokenClassification,
+}
 EQUAL_IN_BOTH = (
     "vocab_size",
     "embedding_size",
@@ -48,6 +64,12 @@ def rename_electra(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
+def known_settings(native: ElectraConfig) -> dict:
+    """What hf_tiny's config has too."""
+    known = HfTinyElectraConfig().to_dict()
+    return {name: value for name, value in native.to_dict().items() if name in known and name != "model_type"}
+
+
 def electra_from_native(
     discriminator: ElectraForPreTraining, generator: ElectraForMaskedLM, sharing: str = "none"
 ) -> HfTinyElectraForPreTraining:
@@ -59,10 +81,8 @@ def electra_from_native(
         ours, theirs = getattr(native, name), getattr(generator.config, name)
         if ours != theirs:
             raise InputError(f"{name} is {ours} in the discriminator and {theirs} in the generator.")
-    known = HfTinyElectraConfig().to_dict()
-    own = {name: value for name, value in native.to_dict().items() if name in known and name != "model_type"}
     size = generator.config.hidden_size / native.hidden_size
-    config = HfTinyElectraConfig(**own, sharing=sharing, generator_size=size)
+    config = HfTinyElectraConfig(**known_settings(native), sharing=sharing, generator_size=size)
     found = tuple(getattr(generator.config, name) for name in SIZES)
     if found != config.sizes(size):
         raise InputError(
@@ -77,3 +97,18 @@ def electra_from_native(
         state["generator_lm_head.weight"] = state["electra.embeddings.word_embeddings.weight"]  # tied
     model.load_state_dict(state)
     return model.eval()
+
+
+def electra_head_from_native(
+    model: ElectraForSequenceClassification | ElectraForTokenClassification,
+) -> HfTinyElectraForSequenceClassification | HfTinyElectraForTokenClassification:
+    """A fine-tuned native model, with its labels."""
+    if type(model) not in HEADS:
+        raise InputError(
+            f"{type(model).__name__} has no counterpart here: give one of {', '.join(head.__name__ for head in HEADS)}."
+        )
+    no_generator = {"generator_size": 1}  # a size that every encoder allows
+    config = HfTinyElectraConfig(**{**known_settings(model.config), **no_generator, "classifier_pooling": "cls"})
+    converted = HEADS[type(model)](config)
+    converted.load_state_dict(rename_electra(model.state_dict()))
+    return converted.eval()

@@ -9,18 +9,33 @@ from importlib import resources
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedModel
 
 matplotlib.use("Agg")
+from matplotlib import font_manager
 from matplotlib import pyplot as plt
 
 logger = logging.getLogger(__name__)
 
-SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy")  # what a curve is drawn of
+SHOWN = (
+    "loss",
+    "accuracy",
+    "auc",
+    "recall",
+    "precision",
+    "entropy",
+    "f1",
+    "uas",
+    "las",
+    "pearson",
+)  # what a curve is drawn of
+MEASURED = ("eval_", "test_", "forgetting_")
 NOT_PUSHED = ["checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"]  # the last: what tensorboard reads
+MOST_CLASSES, MOST_COUNTS = 50, 20  # what is readable in a confusion matrix: classes, and classes with their counts
 
 
 def draw_curves(output_dir: Path) -> None:
@@ -49,6 +64,59 @@ def draw_curves(output_dir: Path) -> None:
     plt.close(figure)
 
 
+def draw_confusion(path: Path, labels: list[str], matrix: np.ndarray) -> None:
+    """A picture of how often each gold label (row) was answered with each label (column), coloured by the row's shares.
+
+    At most MOST_CLASSES are drawn, the most frequent ones. Where no installed font has the letters of the labels, they
+    become numbers, and a .txt file beside the picture says what the numbers mean.
+    """
+    kept = np.sort(np.argsort(-matrix.sum(1), kind="stable")[:MOST_CLASSES])
+    counts, names = matrix[np.ix_(kept, kept)], [labels[index] for index in kept]
+    shares = counts / np.maximum(matrix.sum(1)[kept], 1)[:, None]
+    note = f"the {len(kept)} most frequent of {len(labels)}" if len(kept) < len(labels) else ""
+    fonts = fonts_for("".join(names))
+    if fonts is None:
+        key = path.with_suffix(".txt")
+        key.write_text("".join(f"{number}: {name}\n" for number, name in enumerate(names, 1)), encoding="utf-8")
+        note = ", ".join(filter(None, [note, f"numbers: see {key.name}"]))
+        fonts, names = fonts_for(""), [str(number) for number in range(1, len(names) + 1)]
+    ticks = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
+    counted = len(kept) <= MOST_COUNTS
+    cell = max(3.0 / len(kept), 0.5 if counted else 0.22)  # inches
+    side = 2.0 + cell * len(kept)
+    figure, axis = plt.subplots(figsize=(side + 1, side), layout="constrained")
+    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    style = {"family": fonts, "parse_math": False, "fontsize": 9 if counted else 7}
+    axis.set_xticks(range(len(kept)), ticks, rotation=0 if 0.12 * max(map(len, ticks)) < cell else 90, **style)
+    axis.set_yticks(range(len(kept)), ticks, **style)
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("gold")
+    axis.set_title(note, fontsize=9)
+    if counted:
+        for row, column in np.argwhere(counts):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            text = f"{counts[row, column]:,}"
+            size = 9 if 0.11 * len(text) < cell else 7
+            axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+    figure.colorbar(image, label="share of the gold label", shrink=0.8)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def fonts_for(text: str) -> list[str] | None:
+    """matplotlib's own font, and where that lacks some letters an installed one that has them; None: there is none."""
+    own = font_manager.findfont("DejaVu Sans")
+    lacking = {ord(letter) for letter in text} - font_manager.get_font(own).get_charmap().keys()
+    if not lacking:
+        return ["DejaVu Sans"]
+    for font in font_manager.fontManager.ttflist:
+        # The last resort draws a box for every letter; matplotlib's list may name fonts that are gone.
+        usable = not font.name.startswith("Last Resort") and Path(font.fname).exists()
+        if usable and lacking <= font_manager.get_font(font.fname).get_charmap().keys():
+            return ["DejaVu Sans", font.name]
+    return None
+
+
 def command() -> str:
     """The command of this run, as it can be typed again."""
     script = Path(sys.argv[0])
@@ -56,9 +124,9 @@ def command() -> str:
 
 
 def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, float], about: dict) -> None:
-    """README.md from the template of the model's family; only what was measured goes in."""
+    """README.md from the template of the model's family, or the one that `about` names; only what was measured goes in."""
     family = model.config.model_type.removeprefix("hf_tiny_")
-    figures = {name: value for name, value in results.items() if name.startswith("eval_")}
+    figures = {name: value for name, value in results.items() if name.startswith(MEASURED)}
     data = ModelCardData(
         library_name="transformers",
         tags=["hf_tiny", family],
@@ -66,9 +134,10 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
         language=about.get("language"),
         datasets=about.get("datasets"),
     )
+    template = f"{about.get('template', family)}.md"
     card = ModelCard.from_template(
         data,
-        template_str=(resources.files("hf_tiny.model_cards") / f"{family}.md").read_text(encoding="utf-8"),
+        template_str=(resources.files("hf_tiny.model_cards") / template).read_text(encoding="utf-8"),
         name=output_dir.resolve().name,
         figures=figures,
         results=results,
@@ -76,6 +145,8 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
         command=command(),
         hardware=f"{results['num_processes']} process(es) with {results['num_threads']} thread(s) each, {hardware()}",
         data=about.get("data", "not stated"),
+        pictures=sorted(path.name for path in output_dir.glob("*.png")),
+        **about.get("filled", {}),
     )
     card.save(output_dir / "README.md")
 

@@ -1,16 +1,18 @@
 """The only training loop: `train(model, batches, config, evaluate=..., callbacks=...)`."""
 
 import dataclasses
+import inspect
 import json
 import logging
 import math
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -26,15 +28,11 @@ from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from . import arguments, checkpoint, hub
+from .arguments import flag
 from .errors import InputError
-from .optim import build_optimizer, learning_rate_factor, set_learning_rate, warmup_length
+from .optim import build_optimizer, drop_frozen_gradients, learning_rate_factor, set_learning_rate, warmup_length
 
 logger = logging.getLogger(__name__)
-
-
-def flag(default, text: str):
-    """A field of a recipe's dataclass, with what `--help` says of it."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,7 @@ class TrainConfig:
     adam_epsilon: float = flag(1e-6, "AdamW's epsilon.")
     max_grad_norm: float = flag(1.0, "Clip the gradient's norm; 0 does not clip.")
     seed: int = flag(42, "Of the weights, the data order, the masks and dropout.")
+    seeds: int = flag(1, "Run this many seeds, each in its own folder, and report the mean and the deviation.")
     bf16: bool = flag(False, "bfloat16 autocast.")
     fp16: bool = flag(False, "float16 autocast (GPUs only).")
     gradient_checkpointing: bool = flag(False, "Less memory, more time.")
@@ -85,6 +84,7 @@ POSITIVE = (
     "gradient_accumulation_steps",
     "logging_steps",
     "num_train_epochs",
+    "seeds",
 )
 
 
@@ -109,6 +109,10 @@ class Callback:
     def on_step_end(self, state: TrainState, model: nn.Module) -> None: ...
 
     def on_evaluate(self, state: TrainState, metrics: dict[str, float]) -> None: ...
+
+    def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
+        """Before the finished model is saved; what it returns joins the results."""
+        return {}
 
 
 class Timers:
@@ -141,13 +145,32 @@ def run(main: Callable, recipe_class: type, argv: Sequence[str] | None = None) -
     try:
         recipe = arguments.parse(recipe_class, argv)
         start(recipe)
-        main(recipe)
+        main(recipe) if recipe.seeds == 1 else run_seeds(main, recipe)
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nStopped outside the training loop: there was nothing to save.", file=sys.stderr, flush=True)
         sys.exit(130)
+
+
+def run_seeds(main: Callable, recipe: TrainConfig) -> None:
+    """The same run with several seeds; all_results.json then holds the mean and the deviation of every figure."""
+    results = []
+    for seed in range(recipe.seed, recipe.seed + recipe.seeds):
+        set_seed(seed)
+        folder = Path(recipe.output_dir) / f"seed-{seed}"
+        results.append(main(dataclasses.replace(recipe, seed=seed, seeds=1, output_dir=str(folder))))
+    if PartialState().is_main_process:
+        summary: dict[str, float] = {"seeds": recipe.seeds}
+        for name in results[0]:
+            values = [result[name] for result in results]
+            summary |= {name: statistics.mean(values), f"{name}_std": statistics.stdev(values)}
+        (Path(recipe.output_dir) / "all_results.json").write_text(json.dumps(summary, indent=2))
+        print(f"\n{recipe.seeds} seeds, mean and deviation:")
+        for name in summary:
+            if name.startswith(("eval_", "test_", "train_runtime")) and not name.endswith("_std"):
+                print(f"  {name:34s} {summary[name]:>12.4f} ± {summary[f'{name}_std']:.4f}")
 
 
 def start(config: TrainConfig) -> None:
@@ -191,26 +214,30 @@ def train(
     config: TrainConfig,
     *,
     evaluate=None,
+    test=None,
+    groups: list[dict] | None = None,
     callbacks: Sequence[Callback] = (),
     processor=None,
     card: dict | None = None,
 ) -> dict[str, float]:
     """Train `model` on `batches[0], batches[1], ...` and leave in `config.output_dir` all that a run leaves.
 
+    evaluate, test: an Evaluation for every `eval_steps`, and one for the end only.
+    groups: the optimiser's, where some parameters have another rate or start later (see optim.py).
     processor: the tokenizer or image processor that is saved beside the model.
     card: what the model card should say of the data and the task.
     """
-    output_dir = Path(config.output_dir)
+    parts = (model, batches, config, evaluate, test, groups, callbacks, processor, card)
     if not PartialState().is_main_process:
-        return Run(model, batches, config, evaluate, callbacks, processor, card).loop()
-    with checkpoint.locked(output_dir):
-        return Run(model, batches, config, evaluate, callbacks, processor, card).loop()
+        return Run(*parts).loop()
+    with checkpoint.locked(Path(config.output_dir)):
+        return Run(*parts).loop()
 
 
 class Run:
-    def __init__(self, model, batches, config: TrainConfig, evaluate, callbacks, processor, card):
+    def __init__(self, model, batches, config: TrainConfig, evaluate, test, groups, callbacks, processor, card):
         self.config, self.batches, self.evaluate, self.callbacks = config, batches, evaluate, callbacks
-        self.processor, self.card = processor, card or {}
+        self.test, self.processor, self.card = test, processor, card or {}
         self.output_dir = Path(config.output_dir)
         precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
         check_trackers(config.report_to or [])
@@ -224,10 +251,11 @@ class Run:
         self.world = self.accelerator.num_processes
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        self.flops = forward_flops(model, batches[0], self.accelerator.device)
+        self.divides = divides_by_count(model)
+        self.flops = flops_per_token(model, batches[0], self.accelerator.device)
         if config.torch_compile:
             model.compile()
-        optimizer = build_optimizer(model, config)
+        optimizer = build_optimizer(model, config, groups)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.state = self.new_state()
         self.timers = Timers()
@@ -235,7 +263,7 @@ class Run:
         self.asked_to_stop = self.stop_signal = 0  # what this process was sent, and what all processes agreed on
         self.saved: Path | None = None  # the checkpoint of this very step, if there is one
         self.begin()
-        self.first_step = self.state.step
+        self.first_step, self.first_tokens = self.state.step, self.state.tokens
         self.logged = (self.state.step, self.state.seconds, self.state.tokens)
 
     @property
@@ -281,7 +309,9 @@ class Run:
         model = {f"model.{key}": value for key, value in self.bare_model.config.to_dict().items()}
         drop = ("model.transformers_version", "model.auto_map", "model.architectures", "model.dtype")
         run = {name: getattr(self.config, name) for name in IDENTITY}
-        return {**{k: v for k, v in model.items() if k not in drop}, **run, "data": self.batches.fingerprint}
+        groups = [[len(group["params"]), group["factor"], group["start"]] for group in self.optimizer.param_groups]
+        known = {k: v for k, v in model.items() if k not in drop}
+        return {**known, **run, "data": self.batches.fingerprint, "parameters, rate factors and starts": groups}
 
     def load(self, path: Path) -> None:
         saved = json.loads((path / "trainer_state.json").read_text())
@@ -409,15 +439,13 @@ class Run:
         self.timers.lap("data")
         counts = torch.stack([batch["num_items_in_batch"] for batch in group]).sum(0)
         counts = self.sum_over_processes(counts)
-        set_learning_rate(
-            self.optimizer,
-            learning_rate_factor(config.lr_scheduler_type, state.step, state.max_steps, config.warmup_steps),
-        )
+        set_learning_rate(self.optimizer, config, state.step, state.max_steps)
         self.timers.lap("loop")
         for batch in group[:-1]:
             with self.accelerator.no_sync(self.model):
                 self.forward_backward(batch, counts)
         outputs = self.forward_backward(group[-1], counts)
+        drop_frozen_gradients(self.optimizer, state.step)
         limit = config.max_grad_norm or math.inf
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
         self.timers.lap("model")
@@ -436,7 +464,9 @@ class Run:
 
     def forward_backward(self, batch: dict, counts: Tensor):
         with self.accelerator.autocast():
-            outputs = self.model(**{**batch, "num_items_in_batch": counts})
+            outputs = call(self.model, batch, counts if self.divides else None)
+        if not self.divides:
+            outputs.loss = outputs.loss * (batch["num_items_in_batch"][0] / counts[0])
         # DDP averages the gradients over the processes; the loss is already a share of the whole.
         self.accelerator.backward(outputs.loss * self.world)
         for name, value in outputs.items():
@@ -548,6 +578,11 @@ class Run:
         if self.evaluate and not metrics:
             scores = self.evaluate(self.bare_model, self.accelerator)
             metrics = {f"eval_{name}": value for name, value in scores.items()}
+        if self.test:
+            scores = self.test(self.bare_model, self.accelerator)
+            metrics |= {f"test_{name}": value for name, value in scores.items()}
+        for callback in self.callbacks:
+            metrics |= callback.on_train_end(state, self.bare_model)
         results = {**metrics, **self.accounts()}
         weights = self.accelerator.get_state_dict(self.model)
         if self.main:
@@ -557,6 +592,8 @@ class Run:
                     self.processor.save_pretrained(self.output_dir)
                 (self.output_dir / "all_results.json").write_text(json.dumps(results, indent=2))
                 hub.draw_curves(self.output_dir)
+                for evaluation in filter(None, (self.evaluate, self.test)):
+                    evaluation.write_report(self.output_dir)
                 hub.write_card(self.output_dir, self.bare_model, results, self.card)
             hub.print_summary(self.output_dir, self.bare_model, results)
             if config.push_to_hub:
@@ -570,7 +607,6 @@ class Run:
         state = self.state
         samples = state.step * state.micro_batches_per_step * self.batches.batch_size
         seconds = max(state.seconds, 1e-9)
-        micro_batches = (state.step - self.first_step) * self.config.gradient_accumulation_steps
         return {
             "train_steps": state.step,
             "train_runtime": round(state.seconds, 2),
@@ -582,7 +618,7 @@ class Run:
             "num_threads": torch.get_num_threads(),
             **self.timers.shares(),
             # Backward costs twice the forward pass.
-            "model_flops_per_second": 3 * self.flops * micro_batches * self.world / self.timers.in_steps(),
+            "model_flops_per_second": 3 * self.flops * (state.tokens - self.first_tokens) / self.timers.in_steps(),
         }
 
 
@@ -615,11 +651,22 @@ class Prefetcher:
         return [send_to_device(self.batches[index], self.accelerator.device, non_blocking=True) for index in indices]
 
 
-def forward_flops(model: nn.Module, batch: dict, device) -> int:
-    """Floating-point operations of one forward pass on a micro-batch; random numbers and gradients are left alone."""
+def divides_by_count(model: nn.Module) -> bool:
+    """hf_tiny's models divide their loss by the step's count; transformers' own give the mean over the micro-batch."""
+    return "num_items_in_batch" in inspect.signature(model.forward).parameters
+
+
+def call(model: nn.Module, batch: dict, counts: Tensor | None):
+    """The model's outputs for a batch, without what is not for the model."""
+    inputs = {name: value for name, value in batch.items() if name not in ("about", "num_items_in_batch")}
+    return model(**inputs) if counts is None else model(**inputs, num_items_in_batch=counts)
+
+
+def flops_per_token(model: nn.Module, batch: dict, device) -> float:
+    """Floating-point operations per token of a forward pass; random numbers and gradients are left alone."""
     with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.to(device)(**send_to_device(batch, device))
-    return counter.get_total_flops()
+        call(model.to(device), send_to_device(batch, device), None)
+    return counter.get_total_flops() / int(batch["num_items_in_batch"][-1])
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError
+from hf_tiny.arguments import flag
 from hf_tiny.data.collate import Batches, MaskTokens
 from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint, load_blocks
 from hf_tiny.metrics import CollapseWarning, Evaluation, collect_electra, compute_electra
 from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
-from hf_tiny.train import TrainConfig, flag, run, train
+from hf_tiny.train import TrainConfig, run, train
 
 MODELS = {  # the paper's sizes, and a tiny one for a few minutes on a laptop
     "tiny": {

@@ -3,12 +3,14 @@
 import ast
 import copy
 import inspect
+import itertools
 import json
 import os
 import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments, pipeline
 
 import hf_tiny
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining
+from hf_tiny import (
+    HfTinyElectraConfig,
+    HfTinyElectraForPreTraining,
+    HfTinyElectraForSequenceClassification,
+    HfTinyElectraForTokenClassification,
+    HfTinyTokenLinkingConfig,
+    HfTinyTokenLinkingModel,
+)
 from hf_tiny.models import AUTO_CLASSES, model_classes
 
 ELECTRA = {
@@ -33,7 +42,10 @@ ELECTRA = {
     "max_position_embeddings": 24,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
+    "num_labels": 3,
 }
+BERT = {name: ELECTRA[name] for name in ELECTRA if name not in ("embedding_size", "generator_size")}
+LINKING = {"arc_size": 16, "label_size": 8, "linking_dropout": 0.0, "num_labels": 3}
 # Config class -> variants of a tiny config. The first one also goes through the slow tests (export, compile).
 TINY = {
     HfTinyElectraConfig: {
@@ -46,6 +58,10 @@ TINY = {
             "position_embedding_type": "rotary",
             "norm_first": True,
         },
+    },
+    HfTinyTokenLinkingConfig: {
+        "electra": {**LINKING, "encoder": {"model_type": "hf_tiny_electra", **ELECTRA}},
+        "bert": {**LINKING, "encoder": {"model_type": "bert", **BERT}},
     },
 }
 ROWS = list(model_classes())
@@ -65,6 +81,14 @@ CASES = [
 FIRST = [pytest.param((row, next(iter(TINY.get(row[0], ["missing"])))), id=row[2].__name__) for row in ROWS]
 
 
+def tiny_config(config_class: type, variant: str, *, encoder: dict | None = None, **changes):
+    """A variant with changes; `encoder` are those that in a composite config belong to the encoder inside it."""
+    sizes, encoder = variants(config_class)[variant], encoder or {}
+    if "encoder" in sizes:
+        return config_class(**{**sizes, "encoder": {**sizes["encoder"], **encoder}, **changes})
+    return config_class(**{**sizes, **encoder, **changes})
+
+
 @pytest.fixture(params=CASES)
 def case(request):
     return request.param
@@ -79,7 +103,8 @@ def auto_class(case):
 def model(case) -> PreTrainedModel:
     """A tiny model without dropout whose weights are large enough for outputs of order 1."""
     (config_class, _, model_class), variant = case
-    model = model_class(config_class(**variants(config_class)[variant], initializer_range=0.2))
+    wide = {"initializer_range": 0.2}
+    model = model_class(tiny_config(config_class, variant, encoder=wide, **wide))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -87,18 +112,41 @@ def model(case) -> PreTrainedModel:
     return model.eval()
 
 
+# Each row's words, as (first token, one past the last); (0, 0) is no word.
+WORD_SPANS = torch.tensor(
+    [[[1, 3], [3, 4], [4, 6], [6, 8]], [[1, 2], [2, 5], [5, 6], [0, 0]], [[0, 1], [2, 3], [3, 8], [8, 9]]]
+)
+TARGETS = {  # what gives a loss; other models have masked tokens to guess
+    HfTinyElectraForSequenceClassification: {"labels": torch.tensor([2, 0, 1])},
+    HfTinyElectraForTokenClassification: {
+        "labels": torch.tensor(
+            [[-100, *row, -100] for row in ([0, 1, 2, -100, 1, 0, 2], [2, -100, 1, 0, *[-100] * 3])]
+        )[[0, 1, 0]]
+    },
+    HfTinyTokenLinkingModel: {
+        "heads": torch.tensor([[2, 0, 2, 3], [0, 1, 2, -100], [4, -100, 0, 3]]),
+        "labels": torch.tensor([[1, 0, 2, 1], [0, 2, 1, -100], [2, -100, 0, 1]]),
+    },
+}
+
+
 def inputs(model_class: type, config, *, training: bool = False) -> dict[str, Tensor]:
     """A batch of 3 with one padded row; `training` adds what gives a loss."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(5, config.vocab_size, (3, 9), generator=generator)
+    ids = torch.randint(5, config.get_text_config().vocab_size, (3, 9), generator=generator)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     batch["token_type_ids"] = (torch.arange(9) > 4).long().repeat(3, 1)
     batch["attention_mask"][1, 6:] = 0
-    if training and "labels" in inspect.signature(model_class.forward).parameters:
+    names = inspect.signature(model_class.forward).parameters
+    if "word_spans" in names:
+        batch["word_spans"] = WORD_SPANS.clone()
+    if training and model_class in TARGETS:
+        batch.update({name: tensor.clone() for name, tensor in TARGETS[model_class].items()})
+    elif training and "labels" in names:
         batch["labels"] = torch.full_like(ids, -100)
         batch["labels"][:, 2:5] = ids[:, 2:5]
         batch["input_ids"] = ids.index_fill(1, torch.tensor([2, 3]), 4)
-    if training and "sampling_noise" in inspect.signature(model_class.forward).parameters:
+    if training and "sampling_noise" in names:
         batch["sampling_noise"] = torch.rand(ids.shape, generator=generator)
     return batch
 
@@ -107,11 +155,36 @@ def main_output(outputs) -> Tensor:
     return outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]
 
 
+def valid_output(outputs, batch: dict[str, Tensor]) -> Tensor:
+    """What a model says about the tokens, texts or links that are not padding."""
+    output = main_output(outputs)
+    if "word_spans" in batch:
+        return valid_links(outputs, batch["word_spans"])
+    return output if output.shape[:2] != batch["attention_mask"].shape else output[batch["attention_mask"].bool()]
+
+
+def valid_links(outputs, word_spans: Tensor) -> Tensor:
+    """The scores of the links that are possible, and of their labels, in one row; the others must be the least number."""
+    arcs, exist = outputs["logits"], word_spans[:, :, 1] > word_spans[:, :, 0]
+    batch, words = exist.shape
+    assert arcs.shape == (batch, words, words + 1)
+    possible = torch.zeros_like(arcs, dtype=torch.bool)
+    for row, start, end in itertools.product(range(batch), range(words), range(words + 1)):
+        possible[row, start, end] = end == 0 or (exist[row, end - 1] and end - 1 != start)
+    assert arcs[~possible].eq(torch.finfo(arcs.dtype).min).all()
+    asked = possible & exist[:, :, None]
+    found = [arcs[asked]]
+    if "label_logits" in outputs:
+        assert outputs["label_logits"].shape == (batch, words, words + 1, 3)
+        found.append(outputs["label_logits"][asked].flatten())
+    return torch.cat(found)
+
+
 def run(model: PreTrainedModel, **changes) -> Tensor:
-    """The main output at the tokens that are not padding."""
+    """What `valid_output` takes, without a gradient."""
     batch = {**inputs(type(model), model.config), **changes}
     with torch.no_grad():
-        return main_output(model(**batch))[batch["attention_mask"].bool()]
+        return valid_output(model(**batch), batch)
 
 
 def loss_of(model: PreTrainedModel) -> Tensor:
@@ -205,24 +278,32 @@ def test_a_missing_weight_is_initialised(model, tmp_path):
         assert name in dropped or torch.equal(parameter, saved[name]), name
 
 
+def parts(model: PreTrainedModel) -> Iterator[tuple[object, nn.Module]]:
+    """(config, module) of a model, or of the encoder and the head that a composite model consists of."""
+    if model.config.get_text_config() is model.config:
+        yield model.config, model
+    else:
+        yield model.config.encoder, model.encoder
+        yield model.config, model.head
+
+
 def test_initialisation(case):
     (config_class, _, model_class), variant = case
-    config = config_class(**variants(config_class)[variant])
-    model = model_class(config)
-    matrices = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            assert module.weight.eq(1).all(), name
-            assert module.bias.eq(0).all(), name
-        if isinstance(module, nn.Linear):
-            assert module.bias is None or module.bias.eq(0).all(), name
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            assert module.weight[module.padding_idx].eq(0).all(), name
-        if isinstance(module, nn.Linear | nn.Embedding):
-            weight = module.weight.detach()
-            matrices.append(weight.flatten())
-            assert weight.mean().abs() < 5 * config.initializer_range / weight.numel() ** 0.5, name
-    assert abs(torch.cat(matrices).std().item() / config.initializer_range - 1) < 0.05
+    for config, part in parts(model_class(tiny_config(config_class, variant))):
+        matrices = []
+        for name, module in part.named_modules():
+            if isinstance(module, nn.LayerNorm):
+                assert module.weight.eq(1).all(), name
+                assert module.bias.eq(0).all(), name
+            if isinstance(module, nn.Linear):
+                assert module.bias is None or module.bias.eq(0).all(), name
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                assert module.weight[module.padding_idx].eq(0).all(), name
+            if isinstance(module, nn.Linear | nn.Embedding):
+                weight = module.weight.detach()
+                matrices.append(weight.flatten())
+                assert weight.mean().abs() < 5 * config.initializer_range / weight.numel() ** 0.5, name
+        assert abs(torch.cat(matrices).std().item() / config.initializer_range - 1) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -244,7 +325,7 @@ def test_copies(model, how):
 def test_get_and_set_input_embeddings(model):
     old = model.get_input_embeddings()
     assert isinstance(old, nn.Embedding)
-    assert old.weight.shape[0] == model.config.vocab_size
+    assert old.weight.shape[0] == model.config.get_text_config().vocab_size
     expected = run(model)
     new = nn.Embedding(*old.weight.shape)
     model.set_input_embeddings(new)
@@ -254,18 +335,20 @@ def test_get_and_set_input_embeddings(model):
         new.weight.copy_(old.weight)
     assert torch.equal(run(model), expected)
     head = model.get_output_embeddings()
-    assert head is None or (isinstance(head, nn.Linear) and head.out_features == model.config.vocab_size)
+    assert head is None or (
+        isinstance(head, nn.Linear) and head.out_features == model.config.get_text_config().vocab_size
+    )
 
 
 @pytest.mark.parametrize("new_size", [61, 44])
 def test_resize_token_embeddings(model, new_size, tmp_path):
-    old_size = model.config.vocab_size
+    old_size = model.config.get_text_config().vocab_size
     keep = min(old_size, new_size)
     ids = inputs(type(model), model.config)["input_ids"].clamp(max=keep - 1)
     expected = run(model, input_ids=ids)
     tied = tied_groups(model)
     model.resize_token_embeddings(new_size)
-    assert model.config.vocab_size == new_size
+    assert model.config.get_text_config().vocab_size == new_size
     assert tied_groups(model) == tied
     for name, parameter in model.named_parameters():
         assert old_size not in parameter.shape, f"{name} kept the old vocabulary: {tuple(parameter.shape)}"
@@ -285,9 +368,9 @@ def test_inputs_embeds(model):
     batch = inputs(type(model), model.config)
     embedded = model.get_input_embeddings()(batch["input_ids"])
     assert_close(run(model, input_ids=None, inputs_embeds=embedded), run(model), 1e-6)
-    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+    with pytest.raises(ValueError, match=r"exactly one of input_ids (and|or) inputs_embeds"):
         run(model, inputs_embeds=embedded)
-    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+    with pytest.raises(ValueError, match=r"exactly one of input_ids (and|or) inputs_embeds"):
         run(model, input_ids=None)
 
 
@@ -319,9 +402,9 @@ def test_tuple_equals_dict(model, training, how):
 
 
 def test_hidden_states_and_attentions(model):
-    config = model.config
+    config = model.config.get_text_config()
     model.set_attn_implementation("eager")
-    batch = inputs(type(model), config)
+    batch = inputs(type(model), model.config)
     plain = model(**batch)
     assert plain.hidden_states is None
     assert plain.attentions is None
@@ -339,7 +422,7 @@ def test_hidden_states_and_attentions(model):
         assert weights[1, :, :, 6:].max() == 0  # nobody looks at padding
     if "last_hidden_state" in outputs:
         assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
-    model.config.output_hidden_states = True
+    config.output_hidden_states = True
     assert len(model(**batch).hidden_states) == config.num_hidden_layers + 1
 
 
@@ -350,7 +433,7 @@ def test_hidden_states_and_attentions_retain_grad(model):
     kept = [outputs.hidden_states[0], outputs.attentions[0], outputs.attentions[-1]]
     for tensor in kept:
         tensor.retain_grad()
-    main_output(outputs).square().sum().backward()
+    valid_output(outputs, batch).square().sum().backward()
     for tensor in kept:
         assert tensor.grad.abs().max() > 0
 
@@ -362,8 +445,8 @@ def test_determinism(model):
 
 def test_dropout_only_in_training(case):
     (config_class, _, model_class), variant = case
-    sizes = {**variants(config_class)[variant], "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
-    model = model_class(config_class(**sizes)).train()
+    dropout = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+    model = model_class(tiny_config(config_class, variant, encoder=dropout)).train()
     assert not torch.equal(run(model), run(model))
     assert torch.equal(run(model.eval()), run(model))
 
@@ -378,6 +461,7 @@ def test_eager_equals_sdpa(model, padded):
     for name in ("eager", "sdpa"):
         model.set_attn_implementation(name)
         assert model.config._attn_implementation == name
+        assert model.config.get_text_config()._attn_implementation == name
         results[name] = run(model, **changes)
     assert_close(results["eager"], results["sdpa"])
     model.set_attn_implementation("eager")
@@ -398,26 +482,32 @@ def test_flex_equals_sdpa(model):
 def test_a_row_does_not_depend_on_its_batch(model):
     batch = inputs(type(model), model.config)
     with torch.no_grad():
-        together = main_output(model(**batch))
+        together = model(**batch)
         for row in range(3):
-            alone = main_output(model(**{name: tensor[row : row + 1] for name, tensor in batch.items()}))
-            valid = batch["attention_mask"][row].bool()
-            assert_close(alone[0][valid], together[row][valid])
+            one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+            expected = {name: tensor[row : row + 1] for name, tensor in together.items()}
+            assert_close(valid_output(model(**one), one), valid_output(expected, one))
+
+
+def padded(batch: dict[str, Tensor], token: int) -> dict[str, Tensor]:
+    """4 more places after all tokens (`token` stands there) and after all words."""
+    fill = {"input_ids": token, "labels": -100, "heads": -100}
+    result = dict(batch)
+    for name, tensor in batch.items():
+        if tensor.dim() > 1:  # a text's one label needs no padding
+            more = tensor.new_full((tensor.shape[0], 4, *tensor.shape[2:]), fill.get(name, 0))
+            result[name] = torch.cat((tensor, more), dim=1)
+    return result
 
 
 def test_padding_changes_nothing(model):
     batch = inputs(type(model), model.config, training=True)
-    fill = {"labels": -100, "attention_mask": 0}
     with torch.no_grad():
         expected = model(**batch)
         for token in (0, 7):  # whatever stands in the padding
-            padded = {
-                k: nn.functional.pad(v, (0, 4), value=fill.get(k, token if k == "input_ids" else 0))
-                for k, v in batch.items()
-            }
-            found = model(**padded)
-            valid = batch["attention_mask"].bool()
-            assert_close(main_output(found)[:, :9][valid], main_output(expected)[valid])
+            longer = padded(batch, token)
+            found = model(**longer)
+            assert_close(valid_output(found, longer), valid_output(expected, batch))
             if "loss" in expected:
                 assert_close(found.loss, expected.loss)
 
@@ -527,27 +617,38 @@ assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
 """
 
 
+REMOTE_FILES = {
+    HfTinyElectraConfig: {"electra.py", "heads.py", "layers.py"},
+    HfTinyTokenLinkingConfig: {"linking.py", "electra.py", "heads.py", "layers.py"},
+}
+
+
 @pytest.mark.parametrize("config_class", AUTO_CLASSES, ids=lambda cls: cls.__name__)
 def test_remote_code(config_class, tmp_path):
-    """Where hf_tiny is not installed, every variant loads from its folder with every Auto class."""
+    """Where hf_tiny is not installed, every variant loads from its folder with every Auto class: a joint checkpoint
+    with those of pretraining, and a task's checkpoint, which has a head of its own, with the task's."""
     heads = AUTO_CLASSES[config_class]
     full = [head for head in heads.values() if head.__name__.endswith("ForPreTraining")] or list(heads.values())
     jobs, expected = [], {}
-    for variant, sizes in variants(config_class).items():
-        model = full[0](config_class(**sizes)).eval()
-        folder = str(tmp_path / variant)
-        model.save_pretrained(folder)
-        table = json.loads(Path(folder, "config.json").read_text())["auto_map"]
-        assert set(table) == {"AutoConfig", *(auto.__name__ for auto in heads)}
-        assert {name.split(".")[-1] for name in table.values()} == {
-            config_class.__name__,
-            *(h.__name__ for h in heads.values()),
-        }
-        for auto_class in heads:
-            jobs.append((folder, auto_class.__name__))
-            loaded = auto_class.from_pretrained(folder).eval()
-            with torch.no_grad():
-                expected[f"{folder}|{auto_class.__name__}"] = loaded(**inputs(heads[auto_class], model.config))[0]
+    for variant in variants(config_class):
+        for saved in {full[0], *(head for head in heads.values() if head in TARGETS)}:
+            model = saved(tiny_config(config_class, variant)).eval()
+            folder = str(tmp_path / f"{variant}-{saved.__name__}")
+            model.save_pretrained(folder)
+            table = json.loads(Path(folder, "config.json").read_text())["auto_map"]
+            assert set(table) == {"AutoConfig", *(auto.__name__ for auto in heads)}
+            assert {name.split(".")[-1] for name in table.values()} == {
+                config_class.__name__,
+                *(h.__name__ for h in heads.values()),
+            }
+            assert {path.name for path in Path(folder).glob("*.py")} == REMOTE_FILES[config_class]
+            for auto_class, head in heads.items():
+                if head is saved or (head not in TARGETS and saved is full[0]):
+                    jobs.append((folder, auto_class.__name__))
+                    loaded = auto_class.from_pretrained(folder).eval()
+                    with torch.no_grad():
+                        expected[f"{folder}|{auto_class.__name__}"] = loaded(**inputs(head, model.config))[0]
+    assert {auto_class for _, auto_class in jobs} == {auto_class.__name__ for auto_class in heads}
     save_file(inputs(full[0], model.config), tmp_path / "batch.safetensors")
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     results = tmp_path / "results.safetensors"
@@ -609,18 +710,29 @@ def test_fill_mask_pipeline(tokenizer, tmp_path):
     assert best["score"] > 0.99
 
 
-def test_trainer(tmp_path):
-    """Trainer, 3 steps: a batch of 4 gives the losses of 4 batches of 1 (as many masked tokens in every row)."""
+@pytest.mark.parametrize(
+    "model_class",
+    [HfTinyElectraForPreTraining, HfTinyElectraForSequenceClassification, HfTinyElectraForTokenClassification],
+)
+def test_trainer(model_class, tmp_path):
+    """Trainer, 3 steps: a batch of 4 gives the losses of 4 batches of 1. In pretraining as many tokens are masked in
+    every row; the rows of token classification have different numbers of labels."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 50, (12, 10), generator=generator)
-    labels = torch.full_like(ids, -100)
-    labels[:, 3:5] = ids[:, 3:5]
-    rows = {"input_ids": ids, "labels": labels, "sampling_noise": torch.rand(ids.shape, generator=generator)}
+    rows = {"input_ids": ids}
+    if model_class is HfTinyElectraForPreTraining:
+        rows["labels"] = torch.full_like(ids, -100)
+        rows["labels"][:, 3:5] = ids[:, 3:5]
+        rows["sampling_noise"] = torch.rand(ids.shape, generator=generator)
+    elif model_class is HfTinyElectraForSequenceClassification:
+        rows["labels"] = ids[:, 3] % 3
+    else:
+        rows["labels"] = (ids % 3).masked_fill(torch.arange(10) > torch.arange(12)[:, None], -100)
     data = Dataset.from_dict({name: tensor.numpy() for name, tensor in rows.items()}).with_format("torch")
     losses, weights = [], []
     for batch_size in (4, 1):
         torch.manual_seed(0)
-        model = HfTinyElectraForPreTraining(HfTinyElectraConfig(**ELECTRA))
+        model = model_class(HfTinyElectraConfig(**ELECTRA))
         arguments = TrainingArguments(
             output_dir=str(tmp_path / str(batch_size)),
             max_steps=3,

@@ -11,11 +11,12 @@ import importlib.util
 import json
 import os
 import platform
+import random
 import re
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import chain
@@ -24,6 +25,8 @@ from pydoc_data.topics import topics
 
 import datasets
 from tqdm.auto import tqdm
+
+from hf_tiny.data import python_trees
 
 FORMAT_VERSION = 4  # Raise it when the cleaning changes.
 HELD_OUT = ("numpy", "huggingface_hub", "asyncio", "email", "unittest")
@@ -34,6 +37,19 @@ PACKAGES = (  # hf_tiny's dependencies, the largest first
 )
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # Where the name differs from the package's.
 SKIPPED = {"test", "tests", "testing", "conftest", "_vendor", "externals", "site-packages", "idlelib", "lib2to3"}
+TAGGED_VERSION = 1  # Raise it when the classified texts or the treebank change.
+CLASSES = {  # the package that a paragraph comes from, and names in its text that would give it away
+    "matplotlib": ("matplotlib", "pyplot", "plt", "mpl"),
+    "pandas": ("pandas", "pd"),
+    "sklearn": ("sklearn", "scikit-learn"),
+    "torch": ("torch", "pytorch"),
+    STANDARD_LIBRARY: ("python",),
+}
+CLASS_SIZES = {"train": 400, "validation": 100}  # paragraphs of each class
+PARAGRAPH_LENGTHS = range(60, 500)  # characters
+TREEBANK_SIZES = {"train": 3000, "validation": 500}  # sentences
+SENTENCES_OF_MODULE = 40
+HELD_OUT_MODULES = 0.2
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -44,17 +60,23 @@ def corpus_files() -> tuple[list[str], list[str]]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(DISTRIBUTIONS.get(package, package))
     key = json.dumps([FORMAT_VERSION, platform.python_version(), versions, HELD_OUT])
+    folder = _written(key, lambda folder: _write(folder, list(versions)))
+    held_out = {str(folder / f"{package}.jsonl") for package in HELD_OUT}
+    files = sorted(map(str, folder.glob("*.jsonl")))
+    return [path for path in files if path not in held_out], [path for path in files if path in held_out]
+
+
+def _written(key: str, write: Callable[[Path], None]) -> Path:
+    """The folder of this key in the cache, made by `write` when it is missing."""
     root = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_builtin"
     folder = root / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as unfinished:
-            _write(Path(unfinished) / "files", list(versions))
+            write(Path(unfinished) / "files")
             with suppress(OSError):  # Another run may have been faster.
                 os.replace(Path(unfinished) / "files", folder)
-    held_out = {str(folder / f"{package}.jsonl") for package in HELD_OUT}
-    files = sorted(map(str, folder.glob("*.jsonl")))
-    return [path for path in files if path not in held_out], [path for path in files if path in held_out]
+    return folder
 
 
 def _write(folder: Path, packages: list[str]) -> None:
@@ -120,3 +142,83 @@ def paragraphs(text: str) -> list[str]:
 
 def _letters(text: str) -> int:
     return sum(character.isalpha() or character == " " for character in text)
+
+
+# Labelled data, for the recipes that fine-tune
+
+
+def classified_files() -> tuple[list[str], list[str]]:
+    """Paragraphs of docstrings, `text`, and the package that they come from, `label`: .jsonl to train on and to evaluate
+    on. No module is in both, and the packages' own names are taken out."""
+    sources = [path for paths in corpus_files() for path in paths if Path(path).stem in CLASSES]
+    key = json.dumps([TAGGED_VERSION, sources and Path(sources[0]).parent.name, CLASSES, CLASS_SIZES])
+    folder = _written(key, lambda folder: _write_classified(folder, sources))
+    return [str(folder / "train.jsonl")], [str(folder / "validation.jsonl")]
+
+
+def treebank_files() -> tuple[list[str], list[str]]:
+    """Statements of Python's standard library as dependency trees: .conllu to train on and to evaluate on. No module is
+    in both, and no sentence comes twice."""
+    key = json.dumps([TAGGED_VERSION, platform.python_version(), TREEBANK_SIZES])
+    folder = _written(key, _write_treebank)
+    return [str(folder / "train.conllu")], [str(folder / "validation.conllu")]
+
+
+def _write_classified(folder: Path, sources: list[str]) -> None:
+    rows = {"train": [], "validation": []}
+    secret = re.compile(rf"\b({'|'.join(name for names in CLASSES.values() for name in names)})\b\.?", re.IGNORECASE)
+    for source in sources:
+        found = {"train": [], "validation": []}
+        with open(source, encoding="utf-8") as file:
+            for row in map(json.loads, file):
+                texts = (" ".join(secret.sub("", text).split()) for text in row["text"].split("\n"))
+                label = Path(source).stem
+                found[_split(row["source"])] += [
+                    {"text": text, "label": label} for text in texts if len(text) in PARAGRAPH_LENGTHS
+                ]
+        for split, examples in found.items():
+            rows[split] += random.Random(0).sample(examples, min(CLASS_SIZES[split], len(examples)))
+    folder.mkdir()
+    for split, examples in rows.items():
+        random.Random(0).shuffle(examples)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in examples)
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def _write_treebank(folder: Path) -> None:
+    modules = [(name, path) for _, name, path in _modules([]) if name.count(".") == 1]
+    modules.sort(key=lambda module: _split(module[0]) == "validation")  # so that what comes again is held out of this
+    found, seen = {"train": [], "validation": []}, set()
+    for name, path in tqdm(modules, "Reading statements", unit=" modules"):
+        for tree in _trees(path):
+            if tree.words not in seen:
+                seen.add(tree.words)
+                found[_split(name)].append((name, tree))
+    chosen = {
+        split: random.Random(0).sample(trees, min(TREEBANK_SIZES[split], len(trees))) for split, trees in found.items()
+    }
+    known = {label for _, tree in chosen["train"] for label in (*tree.roles, *tree.relations)}
+    folder.mkdir()
+    for split, trees in chosen.items():
+        text = "".join(tree.conllu(name) for name, tree in trees if known.issuperset((*tree.roles, *tree.relations)))
+        (folder / f"{split}.conllu").write_text(text, encoding="utf-8")
+
+
+def _trees(path: Path) -> Iterator[python_trees.Tree]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            module = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            return
+    names, statements = python_trees.module_names(module), python_trees.statements(module)
+    random.Random(0).shuffle(statements)
+    for statement in statements[:SENTENCES_OF_MODULE]:
+        if tree := python_trees.tree(statement, names):
+            yield tree
+
+
+def _split(module: str) -> str:
+    """By the module's name alone, so that a module stays on its side."""
+    digest = hashlib.blake2b(module.encode(), digest_size=8).digest()
+    return "validation" if int.from_bytes(digest, "big") < HELD_OUT_MODULES * 2**64 else "train"

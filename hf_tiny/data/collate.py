@@ -1,7 +1,7 @@
 """Micro-batches as a pure function of the seed and their place in the run: no state, so a resume is a seek."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -54,6 +54,67 @@ class Batches:
         if epoch != self._epoch:
             self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
         return self._order[place]
+
+
+class BucketedBatches:
+    """Like `Batches`, for samples of different length: a micro-batch holds samples of about the same length, at most
+    `batch_size` of them and at most `max_tokens` tokens with the padding (but always one sample).
+
+    data: one dict a sample, with `input_ids`. `collate(rows)` turns some of them into tensors.
+    """
+
+    POOL = 50  # micro-batches' worth of samples that are sorted together: enough to match lengths, few enough to mix
+
+    def __init__(
+        self,
+        data: Sequence[dict],
+        collate: Callable[[list[dict]], Batch],
+        batch_size: int,
+        max_tokens: int,
+        seed: int,
+        shuffle: bool = True,
+    ):
+        self.data, self.collate, self.max_samples, self.max_tokens = data, collate, batch_size, max_tokens
+        self.seed, self.shuffle = seed, shuffle
+        self.lengths = np.array([len(sample["input_ids"]) for sample in data])
+        self.epochs = [self._cut_epoch(0)]  # the micro-batches of each epoch so far: arrays of sample numbers
+        self.batch_size = len(data) / len(self)  # on average
+        content = hashlib.sha256(b"".join(sample["input_ids"].tobytes() for sample in data)).hexdigest()[:16]
+        self.fingerprint = f"{len(data)} samples {content}, at most {batch_size} or {max_tokens} tokens"
+
+    def __len__(self) -> int:
+        """Micro-batches of the first epoch; later ones may have a few more or less."""
+        return len(self.epochs[0])
+
+    def __getitem__(self, index: int) -> Batch:
+        epoch = 0
+        while index >= len(self.epochs[epoch]):
+            index -= len(self.epochs[epoch])
+            epoch += 1
+            if epoch == len(self.epochs):
+                self.epochs.append(self._cut_epoch(epoch))
+        return self.collate([self.data[sample] for sample in self.epochs[epoch][index]])
+
+    def _cut_epoch(self, epoch: int) -> list[np.ndarray]:
+        if not self.shuffle:
+            return self._cut(np.argsort(self.lengths, kind="stable"))
+        generator = np.random.default_rng((self.seed, epoch))
+        order, pool = generator.permutation(len(self.data)), self.POOL * self.max_samples
+        batches = []
+        for start in range(0, len(order), pool):
+            samples = order[start : start + pool]
+            batches += self._cut(samples[np.argsort(self.lengths[samples], kind="stable")])
+        return [batches[place] for place in generator.permutation(len(batches))]
+
+    def _cut(self, samples: np.ndarray) -> list[np.ndarray]:
+        """Samples in order of their length, the shortest first, into micro-batches."""
+        batches, start = [], 0
+        for end in range(1, len(samples) + 1):
+            full = end - start == self.max_samples
+            if end == len(samples) or full or (end - start + 1) * self.lengths[samples[end]] > self.max_tokens:
+                batches.append(samples[start:end])
+                start = end
+        return batches
 
 
 def _digest(data: Dataset) -> str:

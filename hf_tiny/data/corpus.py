@@ -5,7 +5,6 @@ itself. The blocks therefore do not depend on the number of processes that make 
 """
 
 import csv
-import gzip
 import hashlib
 import json
 import logging
@@ -13,12 +12,9 @@ import math
 import os
 import shutil
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from glob import glob
 from itertools import chain, islice
 from pathlib import Path
 
@@ -31,7 +27,7 @@ from accelerate import PartialState
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
-from hf_tiny.data import builtin
+from hf_tiny.data import builtin, files
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -170,8 +166,7 @@ def _plan(arguments: CorpusArguments) -> dict[str, tuple[list[Shard], Rules]]:
 def _check(arguments: CorpusArguments) -> None:
     if arguments.sample_by not in SAMPLE_BY:
         raise InputError(f"--sample_by {arguments.sample_by}: must be one of {', '.join(SAMPLE_BY)}.")
-    if arguments.encoding_errors not in ("strict", "replace"):
-        raise InputError(f"--encoding_errors {arguments.encoding_errors}: must be strict or replace.")
+    files.check_encoding_errors(arguments.encoding_errors)
     if arguments.max_seq_length < 8:
         raise InputError(f"--max_seq_length {arguments.max_seq_length}: a block needs at least 8 tokens.")
     if arguments.train_file and arguments.dataset_name:
@@ -181,52 +176,26 @@ def _check(arguments: CorpusArguments) -> None:
 
 
 def _files(arguments: CorpusArguments) -> tuple[list[str], list[str]]:
-    validation_files = _expand(arguments.validation_file or [], "--validation_file")
+    validation_files = files.expand(arguments.validation_file or [], "--validation_file", SUPPORTED)
     if arguments.train_file:
-        return _expand(arguments.train_file, "--train_file"), validation_files
+        return files.expand(arguments.train_file, "--train_file", SUPPORTED), validation_files
     if arguments.dataset_name:
         train_files, own_validation_files = _dataset_files(arguments)
         return train_files, validation_files or own_validation_files
     return builtin.corpus_files()
 
 
-def _expand(patterns: list[str], flag: str) -> list[str]:
-    found = []
-    for pattern in map(os.path.expanduser, patterns):
-        matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
-        if not matches:
-            raise InputError(f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.")
-        for path in map(Path, matches):
-            inside = sorted(str(file) for file in path.rglob("*") if _kind(file) in SUPPORTED and file.is_file())
-            if path.is_dir() and not inside:
-                raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(SUPPORTED)}.")
-            if not path.is_dir() and _kind(path) not in SUPPORTED:
-                raise InputError(f"{flag} {path}: the name must end in {', '.join(SUPPORTED)}, with or without .gz.")
-            found += inside or [str(path)]
-    return list(dict.fromkeys(map(os.path.realpath, found)))
-
-
 def _dataset_files(arguments: CorpusArguments) -> tuple[list[str], list[str]]:
     """The Arrow files in which `datasets` keeps the data set."""
-    flag = f"--dataset_name {arguments.dataset_name}"
-    try:
-        splits = datasets.load_dataset(arguments.dataset_name, arguments.dataset_config_name)
-    except (OSError, ValueError, DatasetGenerationError) as error:
-        raise InputError(f"{flag}: it could not be loaded: {error}") from error
-    if "train" not in splits:
-        raise InputError(f"{flag}: it has no split train, only {', '.join(splits)}.")
-    files = {split: [file["filename"] for file in dataset.cache_files] for split, dataset in splits.items()}
-    return files["train"], files.get("validation", [])
+    splits = files.load_hub(arguments.dataset_name, arguments.dataset_config_name)
+    found = {split: [file["filename"] for file in dataset.cache_files] for split, dataset in splits.items()}
+    return found["train"], found.get("validation", [])
 
 
-def _kind(path: str | Path) -> str:
-    return Path(str(path).lower().removesuffix(".gz")).suffix
-
-
-def _shards(files: list[str], sample_by: str) -> list[Shard]:
+def _shards(paths: list[str], sample_by: str) -> list[Shard]:
     """Small files share a shard, so that little is left over when it is packed."""
     shards, shard = [], []
-    for number, path in enumerate(files):
+    for number, path in enumerate(paths):
         changed = os.stat(path).st_mtime_ns
         for start, stop, size in _ranges(path, sample_by):
             shard.append(Stretch(path, changed, number, start, stop, size))
@@ -238,9 +207,9 @@ def _shards(files: list[str], sample_by: str) -> list[Shard]:
 
 def _ranges(path: str, sample_by: str) -> Iterator[tuple[int, int, int]]:
     """Start, stop and size of stretches of about `SHARD_BYTES`."""
-    kind, size, start = _kind(path), os.path.getsize(path), 0
+    kind, size, start = files.kind(path), os.path.getsize(path), 0
     if kind in GROUP_SIZES:
-        with _readable(path):
+        with files.readable(path):
             sizes = GROUP_SIZES[kind](path)
         for stop in range(1, len(sizes) + 1):
             if sum(sizes[start:stop]) >= SHARD_BYTES or stop == len(sizes):
@@ -250,7 +219,7 @@ def _ranges(path: str, sample_by: str) -> Iterator[tuple[int, int, int]]:
         yield 0, sys.maxsize, size
     else:
         mark = b"\n\n" if sample_by == "paragraph" else b"\n"
-        with _readable(path), open(path, "rb") as file:
+        with files.readable(path), open(path, "rb") as file:
             while start < size:
                 file.seek(start + SHARD_BYTES)
                 if kind == ".txt":
@@ -282,7 +251,7 @@ def _split_texts(shard: Shard, rules: Rules, split: str, counts: Counter) -> Tex
 def _split_by_document(shard: Shard, rules: Rules, split: str, counts: Counter) -> Texts:
     """Held out by a hash of the document's place. It knows no seed: all runs are evaluated on the same text."""
     for stretch in shard:
-        whole_file = _kind(stretch.path) == ".txt" and rules.sample_by == "document"
+        whole_file = files.kind(stretch.path) == ".txt" and rules.sample_by == "document"
         index, chosen = 0, None
         for start, text in _read((stretch,), rules, counts):
             if start or chosen is None:
@@ -310,8 +279,8 @@ def _split_at_the_end(shard: Shard, rules: Rules, split: str, counts: Counter) -
 
 def _read(shard: Shard, rules: Rules, counts: Counter) -> Texts:
     for stretch in shard:
-        with _readable(stretch.path):
-            yield from READERS[_kind(stretch.path)](stretch, rules, counts)
+        with files.readable(stretch.path):
+            yield from READERS[files.kind(stretch.path)](stretch, rules, counts)
 
 
 def _read_text(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
@@ -352,7 +321,7 @@ def _read_json(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
 def _read_csv(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
     csv.field_size_limit(2**31 - 1)
     lines = (_decode(raw, offset, stretch, rules, counts) for offset, raw in _lines(stretch))
-    rows = csv.DictReader(lines, delimiter="\t" if _kind(stretch.path) == ".tsv" else ",")
+    rows = csv.DictReader(lines, delimiter="\t" if files.kind(stretch.path) == ".tsv" else ",")
     try:
         if rows.fieldnames and rules.text_column not in rows.fieldnames:
             raise _no_column(f"{stretch.path}:1", rules, rows.fieldnames)
@@ -415,7 +384,7 @@ def _cells(values: Iterable[str | None], counts: Counter) -> Texts:
 
 def _lines(stretch: Stretch, limit: int = sys.maxsize) -> Iterator[tuple[int, bytes]]:
     """The lines of a stretch with their offsets; a line longer than the limit comes in parts."""
-    with (gzip.open if stretch.path.lower().endswith(".gz") else open)(stretch.path, "rb") as file:
+    with files.open_bytes(stretch.path) as file:
         file.seek(stretch.start)
         offset, rest = stretch.start, b""
         while line := rest + file.readline(min(limit, stretch.stop - offset) - len(rest)):
@@ -425,17 +394,7 @@ def _lines(stretch: Stretch, limit: int = sys.maxsize) -> Iterator[tuple[int, by
 
 
 def _decode(raw: bytes, offset: int, stretch: Stretch, rules: Rules, counts: Counter) -> str:
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        if rules.encoding_errors == "strict":
-            raise InputError(
-                f"{_place(stretch, offset)}: the byte at offset {offset + error.start} of the file is not UTF-8. "
-                "Convert the file to UTF-8, or have such bytes replaced and counted with --encoding_errors replace."
-            ) from None
-        text = raw.decode(errors="replace")
-        counts["characters replaced"] += text.count("\ufffd") - raw.count("\ufffd".encode())
-    return text.removeprefix("\ufeff") if offset == 0 else text
+    return files.decode(raw, offset, lambda: _place(stretch, offset), rules.encoding_errors, counts)
 
 
 def _place(stretch: Stretch, offset: int) -> str:
@@ -448,14 +407,6 @@ def _no_column(place: str, rules: Rules, columns: Iterable[str]) -> InputError:
         f"{place}: there is no column {rules.text_column!r}, only {', '.join(map(repr, columns))}. "
         "Name the one that holds the text with --text_column."
     )
-
-
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, pa.ArrowInvalid) as error:
-        raise InputError(f"{path}: the file cannot be read: {error}") from error
 
 
 # From texts to blocks

@@ -2,21 +2,34 @@
 
 from collections.abc import Iterator
 
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from .electra import (
     HfTinyElectraConfig,
     HfTinyElectraForMaskedLM,
     HfTinyElectraForPreTraining,
+    HfTinyElectraForSequenceClassification,
+    HfTinyElectraForTokenClassification,
     HfTinyElectraModel,
 )
+from .linking import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
 
 AUTO_CLASSES = {
     HfTinyElectraConfig: {
         AutoModel: HfTinyElectraModel,
         AutoModelForPreTraining: HfTinyElectraForPreTraining,
         AutoModelForMaskedLM: HfTinyElectraForMaskedLM,
+        AutoModelForSequenceClassification: HfTinyElectraForSequenceClassification,
+        AutoModelForTokenClassification: HfTinyElectraForTokenClassification,
     },
+    HfTinyTokenLinkingConfig: {AutoModel: HfTinyTokenLinkingModel},
 }
 
 

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
+from .heads import POOLING, SequenceClassification, TokenClassification
 from .layers import (
     Dropout,
     EncoderBlock,
@@ -37,6 +38,8 @@ class HfTinyElectraConfig(HfTinyConfig):
     position_embedding_type: "absolute" (learned, as in the paper) or "rotary".
     norm_first: LayerNorm before each layer instead of after the residual sum.
     discriminator_weight: λ of the paper's equation 3.
+    classifier_pooling: what a text is classified by: the state of its first token ("cls", as in the paper) or the "mean".
+    classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
     """
 
     model_type = "hf_tiny_electra"
@@ -62,6 +65,8 @@ class HfTinyElectraConfig(HfTinyConfig):
     sharing: str = "embeddings"
     generator_size: float | int = 0.25
     discriminator_weight: float | int = 50.0
+    classifier_pooling: str = "cls"
+    classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
@@ -69,6 +74,8 @@ class HfTinyElectraConfig(HfTinyConfig):
             raise ValueError(f"sharing={self.sharing!r}: choose one of {', '.join(SHARING)}.")
         if self.position_embedding_type not in POSITIONS:
             raise ValueError(f"position_embedding_type={self.position_embedding_type!r}: choose one of {POSITIONS}.")
+        if self.classifier_pooling not in POOLING:
+            raise ValueError(f"classifier_pooling={self.classifier_pooling!r}: choose one of {POOLING}.")
         if self.sharing == "all" and self.generator_size != 1:
             raise ValueError(
                 f'sharing="all" needs a generator of the discriminator\'s size, but generator_size={self.generator_size}: '
@@ -171,6 +178,7 @@ class HfTinyElectraPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _no_split_modules = ["ElectraEmbeddings", "EncoderBlock"]
     _can_record_outputs = {"hidden_states": EncoderBlock, "attentions": SelfAttention}
+    _keys_to_ignore_on_load_unexpected = [r"^generator", r"^discriminator"]  # of a joint checkpoint
 
     @staticmethod
     def encode(
@@ -194,8 +202,6 @@ class HfTinyElectraPreTrainedModel(PreTrainedModel):
 
 class HfTinyElectraModel(HfTinyElectraPreTrainedModel):
     """The discriminator's encoder: what is kept after pretraining."""
-
-    _keys_to_ignore_on_load_unexpected = [r"^generator", r"^discriminator"]
 
     def __init__(self, config: HfTinyElectraConfig):
         super().__init__(config)
@@ -419,3 +425,11 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
             # Trainer counts the labels only: the tokens follow in this batch's proportion.
             counts = given if given.numel() == 2 else counts * (given / counts[0].clamp(min=1))
         return counts.clamp(min=1)  # a batch with nothing masked has a loss of 0
+
+
+class HfTinyElectraForSequenceClassification(SequenceClassification, HfTinyElectraPreTrainedModel):
+    encoder_class = HfTinyElectraModel
+
+
+class HfTinyElectraForTokenClassification(TokenClassification, HfTinyElectraPreTrainedModel):
+    encoder_class = HfTinyElectraModel

@@ -1,0 +1,159 @@
+"""python benchmarks/finetune.py [--quick]
+
+The same classifier (ELECTRA with a width of 128 and 4 layers, dropout 0.1) from the same weights, on the same texts, with
+the same batch size, optimiser, schedule and number of epochs, taking turns in one process:
+
+- hf_tiny's HfTinyElectraForSequenceClassification in hf_tiny's loop, batches by length;
+- transformers' ElectraForSequenceClassification in its Trainer as it comes (random batches, padded to their longest text);
+- the same with train_sampling_strategy="group_by_length".
+
+The texts are paragraphs of Python documentation, to be told apart by their package; a seed a repetition. Ratios are our
+examples per second divided by the peer's: above 1, hf_tiny is faster. The last line is JSON.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import (
+    DataCollatorWithPadding,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.utils import logging
+
+from hf_tiny.convert import electra_head_from_native
+from hf_tiny.data.collate import BucketedBatches
+from hf_tiny.data.tagged import CollateTexts, TextArguments, find_labels, read_texts, text_features
+from hf_tiny.metrics import collect_texts, compute_texts
+from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
+from hf_tiny.train import TrainConfig, call, train
+
+OURS, DEFAULT, GROUPED = "hf_tiny", "Trainer as it comes", "Trainer, group_by_length"
+PEERS = {DEFAULT: "random", GROUPED: "group_by_length"}
+RATE, WARMUP, BATCH_SIZE = 5e-4, 0.1, 32
+
+
+class Work:
+    """The texts, as both sides take them."""
+
+    def __init__(self, samples: int | None):
+        arguments = TextArguments(max_seq_length=128, max_train_samples=samples)
+        texts = read_texts(arguments)
+        self.labels = find_labels(texts)
+        self.tokenizer = train_tokenizer((text.text for text in texts["train"]), TokenizerArguments(vocab_size=4096))
+        self.collate = CollateTexts(self.tokenizer)
+        features = {split: text_features(part, self.tokenizer, self.labels, arguments) for split, part in texts.items()}
+        self.features = features["train"]
+        self.held_out = BucketedBatches(features["validation"], self.collate, BATCH_SIZE, 8192, 0, shuffle=False)
+        names = ("input_ids", "token_type_ids", "label")
+        self.dataset = Dataset.from_list([{name: sample[name] for name in names} for sample in self.features])
+
+    def model(self, seed: int) -> ElectraForSequenceClassification:
+        set_seed(seed)
+        sizes = {"embedding_size": 128, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2}
+        config = ElectraConfig(
+            **sizes, intermediate_size=512, vocab_size=len(self.tokenizer), num_labels=len(self.labels)
+        )
+        config.initializer_range = 0.1
+        return ElectraForSequenceClassification(config)
+
+    def accuracy(self, model: torch.nn.Module) -> float:
+        model.eval()
+        correct = []
+        with torch.no_grad():
+            for index in range(len(self.held_out)):
+                batch = self.held_out[index]
+                correct.append(collect_texts(call(model, batch, None), batch))
+        results = {name: [result[name] for result in correct] for name in correct[0]}
+        return compute_texts(self.labels)(
+            {k: torch.cat(list(map(torch.as_tensor, v))).numpy() for k, v in results.items()}
+        )["accuracy"]
+
+
+def ours(work: Work, seed: int, epochs: float, folder: Path) -> tuple[float, float]:
+    model = electra_head_from_native(work.model(seed))
+    config = TrainConfig(
+        output_dir=str(folder), num_train_epochs=epochs, learning_rate=RATE, warmup_steps=WARMUP, seed=seed,
+        adam_epsilon=1e-8, eval_steps=0, save_steps=0, logging_steps=50,
+    )  # fmt: skip
+    batches = BucketedBatches(work.features, work.collate, BATCH_SIZE, BATCH_SIZE * 128, seed)
+    results = train(model, batches, config)
+    return results["train_samples_per_second"], work.accuracy(model)
+
+
+def peer(work: Work, seed: int, epochs: float, folder: Path, sampling: str) -> tuple[float, float]:
+    model = work.model(seed)
+    arguments = TrainingArguments(
+        output_dir=str(folder), num_train_epochs=epochs, learning_rate=RATE, warmup_steps=WARMUP, weight_decay=0.01,
+        per_device_train_batch_size=BATCH_SIZE, seed=seed, train_sampling_strategy=sampling, save_strategy="no",
+        logging_steps=50, report_to="none", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    collator = DataCollatorWithPadding(work.tokenizer)
+    trainer = Trainer(model=model, args=arguments, train_dataset=work.dataset, data_collator=collator)
+    return trainer.train().metrics["train_samples_per_second"], work.accuracy(model)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer texts, one epoch: a check, not a measurement")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    epochs = 1 if arguments.quick else 4
+    work = Work(300 if arguments.quick else None)
+
+    rates = {side: [] for side in (OURS, *PEERS)}
+    accuracies = {side: [] for side in rates}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(arguments.repetitions):
+            sides = list(rates)
+            for side in sides[seed % 3 :] + sides[: seed % 3]:  # so that nobody is always first
+                where = Path(folder, f"{seed}-{side}")
+                rate, accuracy = (
+                    ours(work, seed, epochs, where) if side == OURS else peer(work, seed, epochs, where, PEERS[side])
+                )
+                rates[side].append(rate)
+                accuracies[side].append(accuracy)
+
+    print(
+        f"\n{len(work.features)} samples, {epochs} epochs, {arguments.repetitions} seeds, {arguments.threads} threads"
+    )
+    print(f"{'':28} examples/s   ours / peer (range)      accuracy (deviation)")
+    result = {}
+    for side, values in rates.items():
+        ratios = [mine / theirs for mine, theirs in zip(rates[OURS], values, strict=True)]
+        span = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        scores = accuracies[side]
+        print(
+            f"{side:28} {statistics.median(values):9.0f}    {span:24} "
+            f"{statistics.mean(scores):.3f} ({statistics.stdev(scores):.3f})"
+        )
+        result[side] = {"ratio": round(statistics.median(ratios), 3), "accuracy": round(statistics.mean(scores), 4)}
+    print(
+        json.dumps(
+            {
+                "finetune_ratio": result[DEFAULT]["ratio"],
+                "finetune_ratio_grouped": result[GROUPED]["ratio"],
+                "accuracy": result[OURS]["accuracy"],
+                "accuracy_trainer": result[DEFAULT]["accuracy"],
+                "accuracy_trainer_grouped": result[GROUPED]["accuracy"],
+                "repetitions": arguments.repetitions,
+                "threads": arguments.threads,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

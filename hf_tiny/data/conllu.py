@@ -1,0 +1,179 @@
+"""CoNLL-U: words, trees and Korean morphemes of its sentences, and the sentences written back with other values."""
+
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+from hf_tiny.errors import InputError
+
+COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL, DEPS, MISC = range(1, 10)
+MAX_EDITED = 0.5  # A word that differs more than this from its morphemes is a mistake of the corpus.
+
+NumberedLines = list[tuple[int, str]]
+
+
+def blocks(lines: Iterator[tuple[int, str]]) -> Iterator[NumberedLines]:
+    """The sentences of a file: runs of lines with a blank line between."""
+    block = []
+    for number, line in lines:
+        if line.strip():
+            block.append((number, line))
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def words(block: NumberedLines, path: str) -> list[list[str]]:
+    """The columns of each word. Comments, ranges such as 1-2 and empty nodes such as 1.1 are no words."""
+    rows = []
+    for number, line in block:
+        columns = line.split("\t")
+        if line.startswith("#"):
+            continue
+        if len(columns) != len(COLUMNS):
+            raise InputError(
+                f"{path}:{number}: this line has {len(columns)} columns; CoNLL-U has {len(COLUMNS)}, with tabs between."
+            )
+        if not _is_word(columns):
+            continue
+        if columns[0] != str(len(rows) + 1):
+            raise InputError(f"{path}:{number}: the word's ID is {columns[0]!r} and should be {len(rows) + 1}.")
+        rows.append(columns)
+    return rows
+
+
+def _is_word(columns: list[str]) -> bool:
+    return "-" not in columns[0] and "." not in columns[0]
+
+
+def sentence_id(block: NumberedLines, otherwise: str) -> str:
+    marked = (line.partition("=")[2].strip() for _, line in block if line.startswith("# sent_id"))
+    return next(marked, otherwise)
+
+
+def heads(rows: list[list[str]], name: str, place: str) -> list[int]:
+    """The head of each word, checked: in the sentence, and no cycle. Several roots are let through."""
+    found = []
+    for row in rows:
+        if not row[HEAD].isdecimal() or int(row[HEAD]) > len(rows):
+            raise InputError(
+                f"{place}: in sentence {name} the HEAD of word {row[0]} ({row[FORM]}) is {row[HEAD]!r}; it must be a "
+                f"number from 0 to {len(rows)}."
+            )
+        found.append(int(row[HEAD]))
+    safe = {0}
+    for word in range(1, len(found) + 1):
+        path = []
+        while word not in safe:
+            if word in path:
+                cycle = " -> ".join(map(str, [*path[path.index(word) :], word]))
+                raise InputError(f"{place}: in sentence {name} the heads go round in a cycle: {cycle}.")
+            path.append(word)
+            word = found[word - 1]
+        safe.update(path)
+    return found
+
+
+def fill(lines: Sequence[str], change: Callable[[int, list[str]], None]) -> list[str]:
+    """The lines of a sentence after `change(index of the word, its columns)`; what is no word stays as it was."""
+    filled, index = [], 0
+    for line in lines:
+        columns = line.split("\t")
+        if not line.startswith("#") and _is_word(columns):
+            change(index, columns)
+            index += 1
+        filled.append("\t".join(columns))
+    return filled
+
+
+def add_misc(misc: str, key: str, value: str) -> str:
+    others = [part for part in misc.split("|") if part != "_" and part.partition("=")[0] != key]
+    return "|".join([*others, f"{key}={value}"])
+
+
+# Korean morphemes
+
+
+def characters(word: str) -> str:
+    """Whole syllables, however the file wrote them."""
+    return unicodedata.normalize("NFC", word)
+
+
+@lru_cache(maxsize=1 << 16)
+def morpheme_tags(form: str, lemmas: str, tags: str) -> tuple[str | None, ...]:
+    """A tag for each character of a word: of 청하고, `청+하+고` and `NNG+XSV+EC` it is B-NNG, B-XSV, B-EC.
+
+    A syllable of several morphemes (했 = 하+었) has the tags of all, joined: B-XSV+EP. It is B- where the first of them
+    starts. All are None when word and morphemes do not fit together.
+    """
+    form = characters(form)
+    nothing = (None,) * len(form)
+    parts, names = _split(lemmas), _split(tags)
+    if len(parts) != len(names) or "" in names:
+        return nothing
+    letters = [(letter, syllable) for syllable, character in enumerate(form) for letter in _letters(character)]
+    pieces = [(letter, number) for number, part in enumerate(parts) for letter in _letters(characters(part))]
+    cost, pairs = _align([letter for letter, _ in letters], [letter for letter, _ in pieces])
+    touched = [sorted({pieces[j][1] for i, j in pairs if letters[i][1] == syllable}) for syllable in range(len(form))]
+    if cost > MAX_EDITED * len(pieces) or not all(touched) or len(set().union(*touched)) < len(parts):
+        return nothing
+    begins = [not syllable or group[0] not in touched[syllable - 1] for syllable, group in enumerate(touched)]
+    joined = ("+".join(names[number] for number in group) for group in touched)
+    return tuple(f"{'B' if begin else 'I'}-{name}" for begin, name in zip(begins, joined, strict=True))
+
+
+def _split(joined: str) -> list[str]:
+    """Parts between plus signs; a plus sign may be a part itself, as in `1+++1`."""
+    parts = joined.split("+")
+    for index in range(len(parts) - 1, 0, -1):
+        if not parts[index] and not parts[index - 1]:
+            parts[index - 1 : index + 1] = ["+"]
+    return parts
+
+
+# Letters that a contraction merges are taken apart, so that 봐 (ㅂㅗㅏ) is near 보아 (ㅂㅗㅇㅏ), and 해 near 하이.
+_MERGED = {
+    "ㅐ": "ㅏㅣ", "ㅑ": "ㅣㅏ", "ㅒ": "ㅣㅏㅣ", "ㅔ": "ㅓㅣ", "ㅕ": "ㅣㅓ", "ㅖ": "ㅣㅓㅣ", "ㅘ": "ㅗㅏ", "ㅙ": "ㅗㅏㅣ",
+    "ㅚ": "ㅗㅣ", "ㅛ": "ㅣㅗ", "ㅝ": "ㅜㅓ", "ㅞ": "ㅜㅓㅣ", "ㅟ": "ㅜㅣ", "ㅠ": "ㅣㅜ", "ㅢ": "ㅡㅣ",
+    "ㄳ": "ㄱㅅ", "ㄵ": "ㄴㅈ", "ㄶ": "ㄴㅎ", "ㄺ": "ㄹㄱ", "ㄻ": "ㄹㅁ", "ㄼ": "ㄹㅂ", "ㄽ": "ㄹㅅ", "ㄾ": "ㄹㅌ",
+    "ㄿ": "ㄹㅍ", "ㅀ": "ㄹㅎ", "ㅄ": "ㅂㅅ",
+}  # fmt: skip
+_INITIAL = "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ"  # in the order of U+1100
+_MEDIAL = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"  # U+1161
+_FINAL = "ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ"  # U+11A8
+_JAMO = {
+    chr(first + place): letter
+    for first, letters in ((0x1100, _INITIAL), (0x1161, _MEDIAL), (0x11A8, _FINAL))
+    for place, letter in enumerate(letters)
+}
+
+
+def _letters(text: str) -> str:
+    """Hangul as the letters that a keyboard has, whether they begin or end a syllable."""
+    jamo = (_JAMO.get(part, part) for part in unicodedata.normalize("NFD", text))
+    return "".join(_MERGED.get(letter, letter) for letter in jamo)
+
+
+def _align(left: list[str], right: list[str]) -> tuple[int, list[tuple[int, int]]]:
+    """The edit distance of two sequences, and which elements stand for each other in it."""
+    if left == right:
+        return 0, [(place, place) for place in range(len(left))]
+    costs = [list(range(len(right) + 1))]
+    for i, letter in enumerate(left, 1):
+        row = [i]
+        for j, other in enumerate(right, 1):
+            row.append(min(costs[i - 1][j - 1] + (letter != other), costs[i - 1][j] + 1, row[j - 1] + 1))
+        costs.append(row)
+    pairs, i, j = [], len(left), len(right)
+    while i and j:
+        if costs[i][j] == costs[i - 1][j - 1] + (left[i - 1] != right[j - 1]):
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+        elif costs[i][j] == costs[i][j - 1] + 1:
+            j -= 1
+        else:
+            i -= 1
+    return costs[-1][-1], pairs

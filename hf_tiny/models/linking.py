@@ -1,0 +1,153 @@
+"""N -> path on any encoder: each word chooses another word, or none, and a label for the link."""
+
+from dataclasses import dataclass
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from .electra import HfTinyElectraConfig, HfTinyElectraModel
+from .heads import LinkingHead, count_items
+from .layers import HfTinyConfig, cross_entropy
+
+# Where this file runs as a checkpoint's own code, hf_tiny's encoders are known only after this.
+AutoConfig.register(HfTinyElectraConfig.model_type, HfTinyElectraConfig, exist_ok=True)
+AutoModel.register(HfTinyElectraConfig, HfTinyElectraModel, exist_ok=True)
+
+
+@strict
+class HfTinyTokenLinkingConfig(HfTinyConfig):
+    """An encoder of any kind, and the head on it.
+
+    arc_size, label_size: of the layers in front of the two biaffine products.
+    tree: the links of a text form a tree with one root (dependencies); else each word chooses by itself.
+    """
+
+    model_type = "hf_tiny_token_linking"
+    sub_configs = {"encoder": AutoConfig}
+
+    encoder: PreTrainedConfig | dict | None = None
+    arc_size: int = 256
+    label_size: int = 64
+    linking_dropout: float | int = 0.33
+    tree: bool = True
+    initializer_range: float = 0.05
+
+    def __post_init__(self, **kwargs):
+        if self.encoder is None:
+            self.encoder = HfTinyElectraConfig()
+        elif isinstance(self.encoder, dict):
+            self.encoder = AutoConfig.for_model(**self.encoder)
+        super().__post_init__(**kwargs)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """The part with the vocabulary: it is here that transformers notes the new size of resized embeddings."""
+        return self.encoder.get_text_config(decoder=decoder, encoder=encoder)
+
+
+@dataclass
+class HfTinyTokenLinkingOutput(ModelOutput):
+    """
+    logits (batch, words, 1 + words): the score of each place that a word may choose; place 0 is the root, or none.
+    label_logits (batch, words, 1 + words, labels): of each link there could be; not computed in training.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    label_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
+    """Many native encoders end in a layer for the whole text, which no link needs: it would never get a gradient."""
+    if "pooler" in dict(encoder.named_children()):
+        encoder.pooler = None
+    return encoder
+
+
+def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
+    """Some encoders come with a layer for the first token, which has no part here: it gets no gradient."""
+    for name, parameter in encoder.named_parameters():
+        if name.startswith("pooler."):
+            parameter.requires_grad_(False)
+    return encoder
+
+
+class HfTinyTokenLinkingModel(PreTrainedModel):
+    config: HfTinyTokenLinkingConfig
+    base_model_prefix = "encoder"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: HfTinyTokenLinkingConfig):
+        super().__init__(config)
+        self.encoder = without_pooler(AutoModel.from_config(config.encoder))
+        self.head = LinkingHead(
+            config.encoder.hidden_size,
+            config.arc_size,
+            config.label_size,
+            config.num_labels,
+            config.linking_dropout,
+        )
+        self.post_init()
+
+    @classmethod
+    def from_encoder(cls, name_or_path: str, **config) -> "HfTinyTokenLinkingModel":
+        """A new head on a pretrained encoder."""
+        encoder = AutoModel.from_pretrained(name_or_path)
+        model = cls(HfTinyTokenLinkingConfig(encoder=encoder.config, **config))
+        model.encoder = without_pooler(encoder)
+        return model.to(encoder.dtype).eval()  # like any pretrained model
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module):
+        self.encoder.set_input_embeddings(value)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        word_spans: Tensor | None = None,
+        heads: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> HfTinyTokenLinkingOutput:
+        """
+        word_spans (batch, words, 2): the first token of each word and the one after its last; (0, 0) is no word. Without
+            them every token is a word.
+        heads (batch, words): the place that each word links to: 0, or 1 + the index of a word; -100 where it is not known.
+        labels (batch, words): the label of that link.
+        """
+        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
+        x = outputs.last_hidden_state
+        if word_spans is None:
+            first = torch.arange(x.shape[1], device=x.device)
+            word_spans = torch.stack((first, first + 1), dim=-1).expand(x.shape[0], -1, -1)
+            if attention_mask is not None:
+                word_spans = word_spans * attention_mask[:, :, None].to(word_spans.dtype)
+        logits, words, places = self.head(x, word_spans)
+        loss = None
+        if heads is not None:
+            known = heads.ne(-100)  # (batch, words)
+            batch, word = known.nonzero(as_tuple=True)
+            label_logits = self.head.labels_of(words[batch, word], places[batch, heads[batch, word]])
+            count = count_items(heads, num_items_in_batch)
+            loss = cross_entropy(logits[known], heads[known], count) + cross_entropy(label_logits, labels[known], count)
+        return HfTinyTokenLinkingOutput(
+            loss=loss,
+            logits=logits,
+            label_logits=None if self.training else self.head.all_labels(words, places),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
