@@ -55,6 +55,13 @@ COLUMNS = {
         "MLM loss": "figures.korean_mlm",
         "RTD loss": "figures.korean_rtd",
     },
+    "bench_finetune": {
+        "compared with": "what",
+        "ratio": "figures.ratio",
+        "spread": "figures.spread",
+        "our accuracy": "figures.ours",
+        "its accuracy": "figures.peer",
+    },
     "bench": {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"},
 }
 

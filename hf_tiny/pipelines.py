@@ -135,7 +135,7 @@ def word_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], tu
         nothing = dict.fromkeys(("tags", "upos", "heads", "relations"))
         sentence = Sentence(words=tuple(words), **nothing, place="", name="", kind="", lines=())
         for _, window in coder.word_windows([sentence]):
-            return coder.framed([np.concatenate(window.ids)]), window.spans
+            return coder.framed([list(itertools.chain.from_iterable(window.ids))]), window.spans
         return coder.framed([[]]), np.zeros((0, 2), dtype=np.int64)
 
     return encode

@@ -1,11 +1,14 @@
-"""The built-in corpus: prose only, no paragraph twice, held-out packages share nothing with the others."""
+"""The built-in corpus: prose only, no paragraph twice, held-out packages share nothing with the others; labelled data."""
 
+import ast
 import json
+from collections import Counter
 
 import datasets
 import pytest
 
-from hf_tiny.data import builtin
+from hf_tiny.data import builtin, conllu, python_trees
+from hf_tiny.data.tagged import LinkArguments, read_trees
 
 DOCSTRING = """Fit the model to the training data that was given.
 
@@ -120,3 +123,90 @@ def test_real_docstrings_become_prose(tmp_path, monkeypatch):
     letters = sum(character.isalpha() or character == " " for text in texts for character in text)
     assert letters / sum(map(len, texts)) > 0.9
     assert not any(mark in text for text in texts for mark in (">>>", "```"))
+
+
+CODE = '''"""Docstrings are no statements."""
+import os.path as path, sys
+from . import a as b
+from ..c.d import *
+x: int = 3
+y: "list"
+z = w = (1, 2) + (-x) ** 2 * f(*g, k=1, **h)[1:2, ::3].attribute
+a, b = b, {1: 2, **c}
+text = f"{x} is a long text with blanks" + 'and\\n"quotes"' + b"bytes"
+value = [i + j for i in range(3) if i if not j for j in k] or {**m} or {n: o for n, o in p}
+total += (q if r is not s else t) not in {1, ...}
+check = lambda u, *v, w=1: u(await_) and 1 < u <= 3
+del x, y[0]
+assert sys.path, "message"
+
+
+async def function():
+    raise ValueError(sys.argv[-1]) from error
+    return (yield (await sys.exit(code := 3)))
+    yield from (i for i in j)
+'''
+
+
+def test_statements_become_trees(monkeypatch):
+    monkeypatch.setattr(python_trees, "MOST", 60)
+    module = ast.parse(CODE)
+    names, statements = python_trees.module_names(module), python_trees.statements(module)
+    trees = [python_trees.tree(statement, names) for statement in statements]
+    assert names == {"path", "sys"} and len(trees) == 16
+    for tree in trees:
+        rows = [
+            [str(n), word, *"____", str(head)]
+            for n, (word, head) in enumerate(zip(tree.words, tree.heads, strict=True), 1)
+        ]
+        assert conllu.heads(rows, "a sentence", "here").count(0) == 1
+        assert [r for r, head in zip(tree.relations, tree.heads, strict=True) if not head] == ["root"]
+        assert not any(" " in word for word in tree.words)
+    tree = python_trees.tree(ast.parse("sys.exit(code=x[1] + 2)").body[0], {"sys"})
+    assert " ".join(tree.words) == "sys . exit ( code = x [ 1 ] + 2 )"
+    assert " ".join(tree.roles) == (
+        "module punctuation method punctuation argument operator variable punctuation number punctuation operator number "
+        "punctuation"
+    )
+    assert tree.heads == (3, 3, 0, 3, 3, 5, 11, 7, 7, 7, 5, 11, 3)
+    assert " ".join(tree.relations) == (
+        "object punct root punct keyword punct left punct index punct value right punct"
+    )
+    too_long = f"x = [{', '.join('1' * 40)}]"
+    assert [python_trees.tree(ast.parse(text).body[0], set()) for text in ("x", "é = 1", too_long)] == [None] * 3
+
+
+def test_labelled_data_is_made_of_modules_that_are_apart(packages, monkeypatch):
+    monkeypatch.setattr(builtin, "CLASSES", {"beta": ("beta",), "gamma": ("gamma",)})
+    monkeypatch.setattr(builtin, "CLASS_SIZES", {"train": 3, "validation": 2})
+    monkeypatch.setattr(builtin, "PARAGRAPH_LENGTHS", range(20, 500))
+    monkeypatch.setattr(builtin, "HELD_OUT_MODULES", 0.5)
+    monkeypatch.setattr(builtin, "TREEBANK_SIZES", {"train": 20, "validation": 3})
+    for number in range(8):
+        for name in ("beta", "gamma"):
+            words = " ".join(f"{name[0]}{letter * 3}" for letter in "abcdefgh"[: number + 1])
+            (packages / f"site/{name}/more{number}.py").write_text(
+                f'"""The {name.title()} package has {words} in it too."""'
+            )
+        lines = [f"value_{line} = call(argument, {line})" for line in range(number, number + 3)]
+        (packages / f"lib/more{number}.py").write_text("\n".join(["import sys", *lines]))
+    first = builtin.classified_files(), builtin.treebank_files()
+    (train, validation), (trees, held_out_trees) = first
+    rows = {split: read(path) for split, (path,) in (("train", train), ("validation", validation))}
+    assert {split: Counter(row["label"] for row in found) for split, found in rows.items()} == {
+        "train": {"beta": 3, "gamma": 3},
+        "validation": {"beta": 2, "gamma": 2},
+    }
+    assert not any(
+        name in row["text"].lower() for found in rows.values() for row in found for name in ("beta", "gamma")
+    )
+    assert not {row["text"] for row in rows["train"]} & {row["text"] for row in rows["validation"]}
+    arguments = LinkArguments(train_file=trees, validation_file=held_out_trees)
+    splits = read_trees(arguments)
+    modules = [{sentence.name.split(":")[0] for sentence in splits[split]} for split in ("train", "validation")]
+    assert all(modules) and not modules[0] & modules[1]
+    words = [sentence.words for split in splits.values() for sentence in split]
+    assert len(set(words)) == len(words)
+    for written in ("_write_classified", "_write_treebank"):
+        monkeypatch.setattr(builtin, written, lambda *_: pytest.fail("written again"))
+    assert (builtin.classified_files(), builtin.treebank_files()) == first

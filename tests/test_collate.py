@@ -3,7 +3,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hf_tiny.data.collate import Batches, MaskTokens, uniform
+from hf_tiny.data.collate import Batches, BucketedBatches, MaskTokens, uniform
 
 LENGTH = 16
 
@@ -168,3 +168,121 @@ def test_the_fingerprint_is_of_the_rows_not_of_where_they_are(tokenizer, blocks,
     assert Batches(blocks, mask, 4, seed=0).fingerprint == same
     assert Batches(blocks.select(range(20)), mask, 4, seed=0).fingerprint != same
     assert Batches(blocks, MaskTokens(tokenizer, 0.25, seed=0), 4, seed=0).fingerprint != same
+
+
+# Samples of different length
+
+
+def skewed(count: int = 1000, seed: int = 0) -> list[dict]:
+    """Samples whose only content is their number; most are short, a few are very long."""
+    lengths = 1 + np.random.default_rng(seed).gamma(0.8, 20, count).astype(int)
+    return [{"input_ids": np.full(length, number)} for number, length in enumerate(lengths)]
+
+
+def numbers(rows: list[dict]) -> list[int]:
+    """The simplest collator: which samples came in."""
+    return [int(row["input_ids"][0]) for row in rows]
+
+
+def bucketed(data, batch_size=16, max_tokens=512, seed=0, **settings) -> BucketedBatches:
+    return BucketedBatches(data, numbers, batch_size, max_tokens, seed, **settings)
+
+
+def padded_size(data: list[dict], batch: list[int]) -> int:
+    return len(batch) * max(len(data[number]["input_ids"]) for number in batch)
+
+
+def epochs_of(batches: BucketedBatches, samples: int, count: int) -> list[list[list[int]]]:
+    """The micro-batches of the first epochs, each of which ends when all samples were seen."""
+    epochs, index = [], 0
+    for _ in range(count):
+        epoch = []
+        while sum(map(len, epoch)) < samples:
+            epoch.append(batches[index])
+            index += 1
+        epochs.append(epoch)
+    return epochs
+
+
+@pytest.mark.parametrize(("batch_size", "max_tokens"), [(16, 512), (7, 4096), (1, 512), (64, 100)])
+def test_bucketed_every_sample_once_per_epoch_within_the_limits(batch_size, max_tokens):
+    data = skewed(300)
+    epochs = epochs_of(bucketed(data, batch_size, max_tokens), len(data), 3)
+    for epoch in epochs:
+        assert sorted(number for batch in epoch for number in batch) == list(range(len(data)))
+        for batch in epoch:
+            assert len(batch) <= batch_size
+            assert len(batch) == 1 or padded_size(data, batch) <= max_tokens
+    assert len(epochs[0]) == len(bucketed(data, batch_size, max_tokens))
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_a_sample_longer_than_a_micro_batch_is_alone():
+    data = [{"input_ids": np.full(length, number)} for number, length in enumerate([5, 40, 3, 41, 6])]
+    (epoch,) = epochs_of(bucketed(data, 16, 20), 5, 1)
+    assert sorted(map(sorted, epoch)) == [[0, 2, 4], [1], [3]]  # 3 samples of at most 6 tokens are 18
+
+
+def test_bucketed_seek_equals_walk():
+    def make() -> BucketedBatches:
+        return bucketed(data, batch_size=4, max_tokens=60, seed=5)
+
+    data = skewed()
+    walked = make()
+    epochs = epochs_of(walked, len(data), 4)
+    assert len(set(map(len, epochs))) > 1  # epochs of different length, which a seek has to know of
+    walk = [batch for epoch in epochs for batch in epoch]
+    for index in (len(walk) - 1, 3, len(walk) // 2, 0):
+        assert make()[index] == walk[index]
+        assert walked[index] == walk[index]  # also backwards, on a used object
+    for last, epoch in zip(np.cumsum([len(epoch) for epoch in epochs]), epochs, strict=True):
+        assert make()[int(last) - 1] == epoch[-1]
+
+
+def test_another_seed_gives_other_micro_batches():
+    data = skewed(200)
+    first, same, second = (bucketed(data, seed=seed) for seed in (0, 0, 1))
+    assert [first[index] for index in range(10)] == [same[index] for index in range(10)]
+    assert [first[index] for index in range(10)] != [second[index] for index in range(10)]
+
+
+def test_bucketed_in_order_of_length_once():
+    data = skewed(300)
+    batches = bucketed(data, shuffle=False)
+    order = [number for index in range(len(batches)) for number in batches[index]]
+    assert order == sorted(range(300), key=lambda number: len(data[number]["input_ids"]))  # equal ones as they came
+    assert order == [number for index in range(len(batches)) for number in bucketed(data, seed=9, shuffle=False)[index]]
+
+
+def test_the_mean_size_of_a_micro_batch():
+    data = skewed(300)
+    for batches in (bucketed(data), bucketed(data, shuffle=False)):
+        sizes = [len(batches[index]) for index in range(len(batches))]
+        assert batches.batch_size == pytest.approx(np.mean(sizes))
+
+
+def test_samples_of_a_micro_batch_have_similar_lengths_and_its_places_are_mixed():
+    data = skewed()
+    lengths = np.array([len(sample["input_ids"]) for sample in data])
+
+    def padding(epoch: list[list[int]]) -> float:
+        return 1 - lengths.sum() / sum(padded_size(data, batch) for batch in epoch)
+
+    (epoch,) = epochs_of(bucketed(data, 16, 1 << 20), len(data), 1)
+    order = np.random.default_rng(0).permutation(len(data)).tolist()
+    chance = [order[start : start + 16] for start in range(0, len(order), 16)]
+    assert padding(chance) > 0.6
+    assert padding(epoch) < 0.15
+    means = [lengths[batch].mean() for batch in epoch]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4  # short and long ones come in any order
+
+
+def test_the_fingerprint_changes_with_samples_labels_and_limits():
+    data = [{**sample, "label": 1} for sample in skewed(50)]
+    same = bucketed(data).fingerprint
+    assert bucketed([dict(sample) for sample in data], seed=3).fingerprint == same  # the seed is known by itself
+    assert bucketed(data[:-1]).fingerprint != same
+    assert bucketed([*data[:-1], {**data[-1], "input_ids": data[-1]["input_ids"] + 1}]).fingerprint != same
+    assert bucketed([*data[:-1], {**data[-1], "label": 0}]).fingerprint != same
+    assert bucketed(data, batch_size=8).fingerprint != same
+    assert bucketed(data, max_tokens=256).fingerprint != same

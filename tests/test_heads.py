@@ -572,7 +572,8 @@ def parser(korean, tmp_path_factory):
     model = randomised(HfTinyTokenLinkingModel(HfTinyTokenLinkingConfig(encoder=encoder, num_labels=4, **LINKING)))
     left = copy.deepcopy(korean)
     left.padding_side = "left"  # of which the words must not be shifted
-    return pipeline("dependency-parsing", model=saved(model, left, tmp_path_factory.mktemp("parser")), device="cpu")
+    folder = saved(model, korean, tmp_path_factory.mktemp("parser"))
+    return pipeline("dependency-parsing", model=folder, tokenizer=left, device="cpu")
 
 
 def test_what_the_parser_takes(parser):

@@ -11,6 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 SHORT = ["--max_steps", "2", "--per_device_train_batch_size", "2", "--max_eval_samples", "4", "--vocab_size", "300"]
+TREE = "1\t나는\t나+는\tPRON\tNP+JX\t_\t3\tnsubj\t_\t_\n2\t책을\t책+을\tNOUN\tNNG+JKO\t_\t3\tobj\t_\t_\n"
+TREE += (
+    "3\t읽었다\t읽+었+다\tVERB\tVV+EP+EF\t_\t0\troot\t_\t_\n\n1\t읽었다\t읽+었+다\tVERB\tVV+EP+EF\t_\t0\troot\t_\t_\n\n"
+)
+TAGGED = {
+    "reviews.tsv": "id\tdocument\tlabel\n"
+    + "".join(f"{i}\t{'정말 좋다' if i % 2 else '별로다'}\t{i % 2}\n" for i in range(20)),
+    "names.conll": "Ada\tB-person\nmet\tO\n\nthe\tO\nLondon\tB-place\nfog\tO\n\n" * 10,
+    "trees.conllu": TREE * 10,
+}
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import render  # noqa: E402
 
@@ -48,6 +58,8 @@ def home(tmp_path_factory) -> Path:
     ]
     text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(300))
     (folder / "my_texts" / "one.txt").write_text(text, encoding="utf-8")
+    for name, content in TAGGED.items():
+        (folder / name).write_text(content, encoding="utf-8")
     return folder
 
 
@@ -57,20 +69,20 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
 
 def test_the_commands_of_the_readme_run(home):
     launches = commands("accelerate launch")
-    assert len(launches) == 4
+    assert len(launches) == 8
     corpus = ["--train_file", "my_texts/"]
     for line in launches:
         words = shlex.split(line)
         extra = [] if "recipe.yaml" in line else [*SHORT, *([] if "--train_file" in words else corpus)]
         done = run([str(BIN / words[0]), *words[1:], *extra], home)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    for folder in ("mine", "two", "four"):
+    for folder in ("mine", "two", "four", "reviews", "names", "trees", "subjects/seed-42", "subjects/seed-43"):
         assert (home / "runs" / folder / "model.safetensors").exists()
 
-    (snippet,) = blocks("python")
-    done = run([sys.executable, "-c", snippet], home)
-    assert done.returncode == 0, done.stderr
-    assert "'score'" in done.stdout
+    for snippet, answer in zip(blocks("python"), ("'score'", "'relation'"), strict=True):
+        done = run([sys.executable, "-c", snippet], home)
+        assert done.returncode == 0, done.stderr
+        assert answer in done.stdout
 
 
 def test_make_runs_what_the_readme_says():

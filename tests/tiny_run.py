@@ -29,7 +29,7 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers.utils import logging
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, checkpoint, hub
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, checkpoint, hub, tokenizer
 from hf_tiny.data.collate import Batches, MaskTokens
 from hf_tiny.metrics import Evaluation, collect_electra, compute_electra
 from hf_tiny.train import Callback, TrainConfig, run, train
@@ -140,7 +140,7 @@ def fill_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
 
-def without_curves(output_dir: Path) -> None:
+def without_curves(*args) -> None:
     """Drawing takes longer than a toy run: test_hub.py and the runs of the recipe draw."""
 
 
@@ -201,7 +201,9 @@ class Started:
 
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["hf_tiny.metrics", "hf_tiny.data.corpus", "hf_tiny.tokenizer"])
+_server.set_forkserver_preload(
+    ["hf_tiny.finetune", "hf_tiny.data.corpus", "hf_tiny.data.windows", "transformers.models.bert.modeling_bert"]
+)
 
 
 def start(folder: Path, function: Callable, *args, env: dict[str, str] | None = None) -> Started:
@@ -218,7 +220,7 @@ def _enter(folder: Path, env: dict[str, str], function: Callable, args: tuple) -
         descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)
     os.environ.update(env)
-    datasets.config.HF_DATASETS_CACHE = folder.parent / "datasets_cache"
+    datasets.config.HF_DATASETS_CACHE = tokenizer.HF_DATASETS_CACHE = folder.parent / "datasets_cache"
     logging.disable_progress_bar()
     try:
         function(*args)
@@ -241,8 +243,26 @@ def interrupted(*flags) -> None:
 
 def run_recipe(*flags) -> None:
     """What `python recipes/pretrain_electra.py` does."""
-    sys.argv = [str(RECIPE), *flags]
-    runpy.run_path(str(RECIPE), run_name="__main__")
+    run_named("pretrain_electra", *flags)
+
+
+def run_named(name: str, *flags) -> None:
+    """What `python recipes/NAME.py` does."""
+    path = str(ROOT / "recipes" / f"{name}.py")
+    sys.argv = [path, *flags]
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_plain(name: str, *flags) -> None:
+    """The same without pictures."""
+    hub.draw_curves = hub.draw_confusion = without_curves
+    run_named(name, *flags)
+
+
+def run_killed(place: str, name: str, *flags) -> None:
+    """The same, until `place` is reached, as `kill_in` understands it."""
+    kill_in(*place.split(":"))
+    run_plain(name, *flags)
 
 
 def flags(**settings) -> list[str]:

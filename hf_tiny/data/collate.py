@@ -79,8 +79,13 @@ class BucketedBatches:
         self.lengths = np.array([len(sample["input_ids"]) for sample in data])
         self.epochs = [self._cut_epoch(0)]  # the micro-batches of each epoch so far: arrays of sample numbers
         self.batch_size = len(data) / len(self)  # on average
-        content = hashlib.sha256(b"".join(sample["input_ids"].tobytes() for sample in data)).hexdigest()[:16]
-        self.fingerprint = f"{len(data)} samples {content}, at most {batch_size} or {max_tokens} tokens"
+        content = hashlib.sha256()
+        for sample in data:
+            for value in sample.values():  # the labels too
+                content.update(np.asarray(value).tobytes())
+        self.fingerprint = (
+            f"{len(data)} samples {content.hexdigest()[:16]}, at most {batch_size} or {max_tokens} tokens"
+        )
 
     def __len__(self) -> int:
         """Micro-batches of the first epoch; later ones may have a few more or less."""

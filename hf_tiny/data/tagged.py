@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 LINES = ".txt"  # "label text" lines
 TREES = ".conllu"
 COLUMNS = (".conll", ".bio", ".iob", ".txt")
+LISTS = (".jsonl", ".json", ".parquet")  # tables whose cells can be lists
 TAG_FIELDS = {"upos": conllu.UPOS, "xpos": conllu.XPOS, "feats": conllu.FEATS, "morphemes": None}
 OPEN_FIELDS = ("xpos", "feats", "morphemes")  # Tags that are put together: held-out text has some that are new.
 TASKS = ("parse", "subject")
@@ -48,6 +49,11 @@ class TaggedArguments:
     doc_stride: int = flag(32, "Tokens that neighbouring windows of a long text share, at least.")
     max_train_samples: int | None = flag(None, "Train on this many examples, the same for every --seed.")
     max_eval_samples: int | None = flag(None, "Evaluate on this many examples, the same for every --seed.")
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether held-out labels that the training data lacks are to be expected."""
+        return False
 
     @property
     def data_name(self) -> str:
@@ -75,12 +81,20 @@ class WordArguments(TaggedArguments):
     text_column: str = flag("tokens", "The column of a table that holds the list of words.")
     label_column: str = flag("tags", "The column of a table that holds the list of tags.")
 
+    @property
+    def open_ended(self) -> bool:
+        return self.tag_field in OPEN_FIELDS
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinkArguments(TaggedArguments):
     """What the links between words are."""
 
     task: str = flag("parse", "parse: the head of each word; subject: the subject of each predicate.")
+
+    @property
+    def open_ended(self) -> bool:
+        return True  # treebanks have rare relations
 
 
 @dataclass(frozen=True)
@@ -132,18 +146,23 @@ Item = TypeVar("Item", bound=Labelled)
 
 def read_texts(arguments: TextArguments) -> dict[str, list[Text]]:
     """The texts of `train`, `validation` and, if there is one, `test`."""
-    supported = (*files.TABLES, LINES)
-    return _splits(arguments, supported, builtin.classified_files, partial(_file_texts, arguments=arguments),
-                   partial(_row_text, arguments=arguments))  # fmt: skip
+    from_file, from_row = partial(_file_texts, arguments=arguments), partial(_row_text, arguments=arguments)
+    return _splits(
+        arguments,
+        (*files.TABLES, LINES),
+        builtin.classified_files,
+        from_file,
+        from_row,
+        classes=lambda texts: not is_regression({"train": texts}, arguments),
+    )
 
 
 def read_sentences(arguments: WordArguments) -> dict[str, list[Sentence]]:
     """The sentences of each split with the tags of their words."""
     if arguments.tag_field not in TAG_FIELDS:
         raise InputError(f"--tag_field {arguments.tag_field}: must be one of {', '.join(TAG_FIELDS)}.")
-    supported = (TREES, *COLUMNS, ".jsonl", ".json", ".parquet")
-    splits = _splits(arguments, supported, builtin.treebank_files, partial(_file_sentences, arguments=arguments),
-                     partial(_row_sentence, arguments=arguments))  # fmt: skip
+    from_file, from_row = partial(_file_sentences, arguments=arguments), partial(_row_sentence, arguments=arguments)
+    splits = _splits(arguments, (TREES, *COLUMNS, *LISTS), builtin.treebank_files, from_file, from_row)
     if arguments.tag_field == "morphemes":
         for split, sentences in splits.items():
             _log_aligned(split, sentences)
@@ -154,7 +173,7 @@ def read_trees(arguments: LinkArguments) -> dict[str, list[Sentence]]:
     """The sentences of each split with the links that the task is about."""
     if arguments.task not in TASKS:
         raise InputError(f"--task {arguments.task}: must be one of {', '.join(TASKS)}.")
-    splits = _splits(arguments, (TREES, ".jsonl", ".json", ".parquet"), builtin.treebank_files, _file_trees, _row_tree)
+    splits = _splits(arguments, (TREES, *LISTS), builtin.treebank_files, _file_trees, _row_tree)
     return {split: links(sentences, arguments.task) for split, sentences in splits.items()}
 
 
@@ -164,7 +183,9 @@ def _splits(
     builtin_files: Callable[[], tuple[list[str], list[str]]],
     from_file: Callable[[str, str, Counter], Iterable[Item]],
     from_row: Callable[[str, str, dict], Item],
+    classes: Callable[[list[Item]], bool] = lambda items: True,
 ) -> dict[str, list[Item]]:
+    """`classes` says whether labels are classes, of which training needs all, or numbers."""
     _check(arguments)
     counts, splits = Counter(), {}
     named = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
@@ -186,9 +207,12 @@ def _splits(
             )
     if counts["characters replaced"]:
         logger.warning(f"{counts['characters replaced']:,} characters replaced in the files")
+    every_label = not arguments.open_ended and classes(splits["train"])
     if "validation" not in splits:
-        splits["train"], splits["validation"] = _hold_out(splits["train"], arguments.validation_split_percentage)
-    splits["train"] = _sample(splits["train"], arguments.max_train_samples, every_label=True)
+        splits["train"], splits["validation"] = _hold_out(
+            splits["train"], arguments.validation_split_percentage, every_label
+        )
+    splits["train"] = _sample(splits["train"], arguments.max_train_samples, every_label)
     for split in {"validation", "test"} & splits.keys():
         splits[split] = _sample(splits[split], arguments.max_eval_samples, every_label=False)
     splits = {split: splits[split] for split in ("train", "validation", "test") if split in splits}
@@ -219,7 +243,7 @@ def _hub_splits(arguments: TaggedArguments, from_row: Callable[[str, str, dict],
     for split, data in files.load_hub(arguments.dataset_name, arguments.dataset_config_name).items():
         names = files.class_names(data.features)
         rows = [files.named(row, names) for row in data] if split in ("train", "validation", "test") else []
-        if split == "test" and rows and any(rows[0][column] is None for column in names):
+        if split == "test" and rows and any(all(_hidden(row[column]) for row in rows) for column in names):
             logger.warning(
                 f"--dataset_name {arguments.dataset_name}: the labels of its test split are hidden; left out."
             )
@@ -229,22 +253,25 @@ def _hub_splits(arguments: TaggedArguments, from_row: Callable[[str, str, dict],
     return splits
 
 
-def _hold_out(items: list[Item], percentage: float) -> tuple[list[Item], list[Item]]:
-    """Held out by chance, but the same for every seed: all runs are evaluated on the same. An example with a label that
-    no other has stays in training, where it can be learned."""
-    count = round(len(items) * percentage / 100)
-    if not 0 < percentage < 100 or not 0 < count < len(items):
-        raise InputError(
-            f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out {count}, and a run "
-            "needs some to train on and some to evaluate on. Use another number, such as 10, or give --validation_file."
-        )
+def _hidden(label: str | list | None) -> bool:
+    return label is None or label == [None] * len(label)
+
+
+def _hold_out(items: list[Item], percentage: float, every_label: bool) -> tuple[list[Item], list[Item]]:
+    """Held out by chance, but the same for every seed: all runs are evaluated on the same. With `every_label` an example
+    with a label that no other has stays in training, where it can be learned."""
+    count = round(len(items) * percentage / 100) if 0 < percentage < 100 else 0
     chosen = set(np.random.default_rng(0).permutation(len(items))[:count].tolist())
-    known = {label for index, item in enumerate(items) if index not in chosen for label in item.labels}
-    chosen = {index for index in chosen if known.issuperset(items[index].labels)}
-    return (
-        [item for index, item in enumerate(items) if index not in chosen],
-        [items[index] for index in sorted(chosen)],
-    )
+    if every_label:
+        known = {label for index, item in enumerate(items) if index not in chosen for label in item.labels}
+        chosen = {index for index in chosen if known.issuperset(items[index].labels)}
+    if not 0 < len(chosen) < len(items):
+        raise InputError(
+            f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out {len(chosen)}, and a "
+            "run needs some to train on and some to evaluate on. Use another number, such as 10, or give --validation_file."
+        )
+    train = [item for index, item in enumerate(items) if index not in chosen]
+    return train, [items[index] for index in sorted(chosen)]
 
 
 def _sample(items: list[Item], limit: int | None, every_label: bool) -> list[Item]:
@@ -315,7 +342,7 @@ def _file_sentences(path: str, encoding_errors: str, counts: Counter, arguments:
         yield from _treebank(path, encoding_errors, counts, partial(_tagged, field=arguments.tag_field))
     elif arguments.tag_field != "upos":
         raise InputError(f"--tag_field {arguments.tag_field}: this is for CoNLL-U, and {path} does not end in {TREES}.")
-    elif kind in (".jsonl", ".json", ".parquet"):
+    elif kind in LISTS:
         for place, row in files.table_rows(path, encoding_errors, counts):
             yield _row_sentence(kind, place, row, arguments)
     else:
@@ -348,7 +375,8 @@ def _row_sentence(kind: str, place: str, row: dict, arguments: WordArguments) ->
     if len(words) != len(tags):
         raise InputError(f"{place}: there are {len(words)} words and {len(tags)} tags; each word needs one.")
     lines = (json.dumps(row, ensure_ascii=False, default=str),)
-    return Sentence(tuple(map(str, words)), tuple(map(str, tags)), None, None, None, place, place, kind, lines)
+    tags = tuple(None if tag is None else str(tag) for tag in tags)
+    return Sentence(tuple(map(str, words)), tags, None, None, None, place, place, kind, lines)
 
 
 def _treebank(
@@ -385,7 +413,7 @@ def _log_aligned(split: str, sentences: list[Sentence]) -> None:
 
 def _file_trees(path: str, encoding_errors: str, counts: Counter) -> Iterator[Sentence]:
     kind = files.kind(path)
-    if kind in (".jsonl", ".json", ".parquet"):
+    if kind in LISTS:
         for place, row in files.table_rows(path, encoding_errors, counts):
             yield _row_tree(kind, place, row)
     elif kind == TREES:

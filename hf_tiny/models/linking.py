@@ -69,14 +69,6 @@ def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
     return encoder
 
 
-def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """Some encoders come with a layer for the first token, which has no part here: it gets no gradient."""
-    for name, parameter in encoder.named_parameters():
-        if name.startswith("pooler."):
-            parameter.requires_grad_(False)
-    return encoder
-
-
 class HfTinyTokenLinkingModel(PreTrainedModel):
     config: HfTinyTokenLinkingConfig
     base_model_prefix = "encoder"
