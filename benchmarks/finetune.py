@@ -32,7 +32,8 @@ from transformers.utils import logging
 
 from hf_tiny.convert import electra_head_from_native
 from hf_tiny.data.collate import BucketedBatches
-from hf_tiny.data.tagged import CollateTexts, TextArguments, find_labels, read_texts, text_features
+from hf_tiny.data.tagged import TextArguments, find_labels, read_texts
+from hf_tiny.data.windows import CollateTexts, text_features
 from hf_tiny.metrics import collect_texts, compute_texts
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 from hf_tiny.train import TrainConfig, call, train
@@ -48,9 +49,9 @@ class Work:
     def __init__(self, samples: int | None):
         arguments = TextArguments(max_seq_length=128, max_train_samples=samples)
         texts = read_texts(arguments)
-        self.labels = find_labels(texts)
+        self.labels = find_labels(texts["train"], texts["validation"])
         self.tokenizer = train_tokenizer((text.text for text in texts["train"]), TokenizerArguments(vocab_size=4096))
-        self.collate = CollateTexts(self.tokenizer)
+        self.collate = CollateTexts(self.tokenizer.pad_token_id)
         features = {split: text_features(part, self.tokenizer, self.labels, arguments) for split, part in texts.items()}
         self.features = features["train"]
         self.held_out = BucketedBatches(features["validation"], self.collate, BATCH_SIZE, 8192, 0, shuffle=False)

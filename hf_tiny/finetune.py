@@ -13,7 +13,7 @@ from .data.collate import BucketedBatches
 from .data.predictions import write_links, write_tags, write_texts
 from .data.tagged import Sentence, Text
 from .errors import InputError
-from .metrics import Evaluation, Results, confusion_tags, confusion_texts, predict_links, predict_tags, predict_texts
+from .metrics import Evaluation, Results, confusion_tags, confusion_texts, predict_links, predict_texts
 from .models.linking import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
 from .tokenizer import TokenizerArguments
 from .train import TrainConfig, train
@@ -64,7 +64,7 @@ def fine_tune(
     card: dict,
 ) -> dict[str, float]:
     """Train on the features of `train`. `judge(split)` gives collect, compute and report for each of the others."""
-    check_window(model, tokenizer, features)
+    check_features(model, tokenizer, features)
     groups, callbacks = prepare(model, recipe)
 
     def batches(split: str, size: int, shuffle: bool) -> BucketedBatches:
@@ -88,7 +88,12 @@ def fine_tune(
     )
 
 
-def check_window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, features: dict[str, list[dict]]) -> None:
+def check_features(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, features: dict[str, list[dict]]) -> None:
+    for split, part in features.items():
+        if not part:
+            raise InputError(
+                f"The {split} data has nothing that is learned or scored: no window has a label. See --task or --tag_field."
+            )
     longest = max(len(sample["input_ids"]) for part in features.values() for sample in part)
     positions = model.base_model.config.to_dict().get("max_position_embeddings", longest)
     limit = min(positions, tokenizer.model_max_length)
@@ -119,8 +124,9 @@ def report_texts(split: str, texts: Sequence[Text], labels: Sequence[str] | None
 
 def report_tags(split: str, sentences: Sequence[Sentence], labels: Sequence[str], tag_field: str) -> Report:
     def report(results: Results, folder: Path) -> None:
-        names = np.array(labels, dtype=object)
-        tags = _of_all(sentences, results, [names[found] for found in predict_tags(results)])
+        tags = [[None] * len(sentence.words) for sentence in sentences]  # nothing is asked of windows without a tag
+        for example, word, number in zip(*(results[name] for name in ("example", "word", "predicted")), strict=True):
+            tags[example][word] = labels[number]
         write_tags(sentences, tags, folder, f"{split}_predictions", tag_field)
         hub.draw_confusion(folder / f"{split}_confusion.png", labels, confusion_tags(results, labels))
 
@@ -145,6 +151,8 @@ def report_links(split: str, sentences: Sequence[Sentence], labels: Sequence[str
 
 
 def _of_all(sentences: Sequence[Sentence], results: Results, found: list[np.ndarray]) -> list[list]:
-    """What was found, sentence by sentence. Nothing was asked about a sentence in which nothing is scored."""
-    asked = dict(zip(np.unique(results["example"]).tolist(), found, strict=True))
-    return [asked[index].tolist() if index in asked else [None] * len(one.words) for index, one in enumerate(sentences)]
+    """What was found, sentence by sentence. Nothing is asked of windows in which nothing is scored: it is missing at the
+    end of some sentences, and for others altogether."""
+    asked = dict(zip(np.unique(results["example"]).tolist(), (links.tolist() for links in found), strict=True))
+    known = [asked.get(index, []) for index in range(len(sentences))]
+    return [links + [None] * (len(one.words) - len(links)) for links, one in zip(known, sentences, strict=True)]

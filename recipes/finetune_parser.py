@@ -27,7 +27,7 @@ class Recipe(LinkArguments, FinetuneConfig):
 def main(recipe: Recipe) -> dict[str, float]:
     trees = read_trees(recipe)
     others = chain.from_iterable(part for split, part in trees.items() if split != "train")
-    labels = find_labels(trees["train"], others)
+    labels = find_labels(trees["train"], others, recipe.open_ended)
     tokenizer = start_tokenizer(recipe, [" ".join(tree.words) for tree in trees["train"]])
     model = start_model(recipe, LinkingOn, tokenizer, tree=recipe.task == "parse", **label_names(labels))
     features = {split: link_features(part, tokenizer, labels, recipe) for split, part in trees.items()}

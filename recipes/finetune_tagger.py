@@ -10,7 +10,7 @@ from itertools import chain
 from transformers import AutoModelForTokenClassification
 
 from hf_tiny.arguments import flag
-from hf_tiny.data.tagged import OPEN_FIELDS, WordArguments, find_labels, read_sentences
+from hf_tiny.data.tagged import WordArguments, find_labels, read_sentences
 from hf_tiny.data.windows import CollateTags, tag_features
 from hf_tiny.finetune import FinetuneConfig, fine_tune, label_names, report_tags
 from hf_tiny.metrics import collect_tags, compute_tags
@@ -28,7 +28,7 @@ class Recipe(WordArguments, FinetuneConfig):
 def main(recipe: Recipe) -> dict[str, float]:
     sentences = read_sentences(recipe)
     others = chain.from_iterable(part for split, part in sentences.items() if split != "train")
-    labels = find_labels(sentences["train"], others, open_ended=recipe.tag_field in OPEN_FIELDS)
+    labels = find_labels(sentences["train"], others, recipe.open_ended)
     tokenizer = start_tokenizer(recipe, [" ".join(sentence.words) for sentence in sentences["train"]])
     model = start_model(recipe, AutoModelForTokenClassification, tokenizer, **label_names(labels))
     features = {split: tag_features(part, tokenizer, labels, recipe) for split, part in sentences.items()}

@@ -165,13 +165,15 @@ def test_statements_become_trees(monkeypatch):
     tree = python_trees.tree(ast.parse("sys.exit(code=x[1] + 2)").body[0], {"sys"})
     assert " ".join(tree.words) == "sys . exit ( code = x [ 1 ] + 2 )"
     assert " ".join(tree.roles) == (
-        "module punctuation method punctuation argument operator variable punctuation number punctuation operator number "
-        "punctuation"
+        "module punctuation function punctuation argument operator variable punctuation number punctuation operator "
+        "number punctuation"
     )
     assert tree.heads == (3, 3, 0, 3, 3, 5, 11, 7, 7, 7, 5, 11, 3)
-    assert " ".join(tree.relations) == (
-        "object punct root punct keyword punct left punct index punct value right punct"
-    )
+    assert " ".join(tree.relations) == "value punct root punct keyword part left punct slice punct value right punct"
+    tree = python_trees.tree(ast.parse("from a.b import c as d").body[0], set())
+    assert tree.roles == ("keyword", "module", "punctuation", "module", "keyword", "variable", "keyword", "variable")
+    assert tree.heads == (0, 1, 1, 1, 1, 1, 6, 6)
+    assert tree.relations == ("root", "part", "punct", "part", "mark", "name", "mark", "part")
     too_long = f"x = [{', '.join('1' * 40)}]"
     assert [python_trees.tree(ast.parse(text).body[0], set()) for text in ("x", "é = 1", too_long)] == [None] * 3
 
