@@ -1,10 +1,12 @@
 """What the fine-tuning recipes share: their flags, the way from features to `train()`, and the reports at the end."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import hub
@@ -75,6 +77,10 @@ def fine_tune(
         for split in features
         if split != "train"
     }
+    about = {"base": base_name(recipe), **card["filled"]}
+    about["example"] = json.dumps(about["example"], ensure_ascii=False)[
+        1:-1
+    ]  # it stands in quotes, in a line of Python
     return train(
         model,
         batches("train", recipe.per_device_train_batch_size, True),
@@ -84,7 +90,7 @@ def fine_tune(
         groups=groups,
         callbacks=callbacks,
         processor=tokenizer,
-        card={"template": "finetuned", **card, "filled": {"base": base_name(recipe), **card["filled"]}},
+        card={"template": "finetuned", **card, "filled": about},
     )
 
 
@@ -96,7 +102,11 @@ def check_features(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
             )
     longest = max(len(sample["input_ids"]) for part in features.values() for sample in part)
     positions = model.base_model.config.to_dict().get("max_position_embeddings", longest)
-    limit = min(positions, tokenizer.model_max_length)
+    tables = (module for name, module in model.named_modules() if name.endswith(".position_embeddings"))
+    skipped = [
+        1 + table.padding_idx for table in tables if isinstance(table, nn.Embedding) and table.padding_idx is not None
+    ]
+    limit = min(positions - sum(skipped), tokenizer.model_max_length)  # RoBERTa's begin after the padding's
     if longest > limit:
         raise InputError(f"The model reads at most {limit} tokens, a window has {longest}: lower --max_seq_length.")
 

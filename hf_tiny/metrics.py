@@ -314,12 +314,6 @@ def _in_order(results: Results) -> Results:
     return {name: results[name][order] for name in ("predicted", "labels", "example", "word")}
 
 
-def predict_tags(results: Results) -> list[np.ndarray]:
-    """For each example, in order: the tag ids of its words."""
-    words = _in_order(results)
-    return np.split(words["predicted"], np.flatnonzero(np.diff(words["example"])) + 1)
-
-
 def _scored_tags(results: Results) -> Results:
     words = _in_order(results)
     scored = words["labels"] != -100

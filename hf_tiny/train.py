@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import get_available_trackers
@@ -146,6 +146,7 @@ def run(main: Callable, recipe_class: type, argv: Sequence[str] | None = None) -
         recipe = arguments.parse(recipe_class, argv)
         start(recipe)
         main(recipe) if recipe.seeds == 1 else run_seeds(main, recipe)
+        PartialState().destroy_process_group()
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
@@ -165,7 +166,7 @@ def run_seeds(main: Callable, recipe: TrainConfig) -> None:
         summary: dict[str, float] = {"seeds": recipe.seeds}
         for name in results[0]:
             values = [result[name] for result in results]
-            summary |= {name: statistics.mean(values), f"{name}_std": statistics.stdev(values)}
+            summary |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=1))}
         (Path(recipe.output_dir) / "all_results.json").write_text(json.dumps(summary, indent=2))
         print(f"\n{recipe.seeds} seeds, mean and deviation:")
         for name in summary:
@@ -598,8 +599,9 @@ class Run:
             hub.print_summary(self.output_dir, self.bare_model, results)
             if config.push_to_hub:
                 hub.push(self.output_dir, config.hub_model_id, config.hub_private_repo)
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
         self.accelerator.wait_for_everyone()
-        self.accelerator.end_training()
         return results
 
     def accounts(self) -> dict[str, float]:

@@ -29,7 +29,8 @@ def main(recipe: Recipe) -> dict[str, float]:
     texts = read_texts(recipe)
     others = chain.from_iterable(part for split, part in texts.items() if split != "train")
     labels = None if is_regression(texts, recipe) else find_labels(texts["train"], others)
-    tokenizer = start_tokenizer(recipe, [text.text for text in texts["train"]])
+    parts = chain.from_iterable((text.text, text.text_pair) for text in texts["train"])
+    tokenizer = start_tokenizer(recipe, [part for part in parts if part is not None])
     model = start_model(recipe, AutoModelForSequenceClassification, tokenizer, **label_names(labels))
     features = {split: text_features(part, tokenizer, labels, recipe) for split, part in texts.items()}
     card = {

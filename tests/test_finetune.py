@@ -1,5 +1,6 @@
 """The fine-tuning recipes from end to end, on tasks that a tiny model learns in seconds."""
 
+import ast
 import json
 import random
 import re
@@ -26,6 +27,8 @@ from transformers import (
     BertForMaskedLM,
     BertForTokenClassification,
     GPT2Config,
+    RobertaConfig,
+    RobertaForMaskedLM,
 )
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForTokenClassification, hub
@@ -39,6 +42,7 @@ STARTS = ("scratch", "hf_tiny", "native")
 # Texts with a word that tells the label; sentences in which the tag of a word and its head are always the same.
 
 MOODS = {"bad": ("awful", "나쁘다"), "good": ("great", "좋다"), "plain": ("ordinary", "보통이다")}
+QUOTED = 'he said "great" \\'
 FILLERS = ["the", "ship", "sails", "under", "a", "moon", "나는", "어제", "바다에서", "배를", "보았다"]
 ENGLISH = (
     ("the a", "DET", 3, "det"),
@@ -119,7 +123,7 @@ def home(tmp_path_factory) -> Path:
     """A folder with the data of all recipes, an encoder of hf_tiny's and one of transformers'."""
     home = tmp_path_factory.mktemp("finetune")
     for split, count in (("train", 120), ("dev", 33), ("test", 20)):
-        write_texts(home / f"{split}.tsv", text_rows(count, seed=count))
+        write_texts(home / f"{split}.tsv", [(QUOTED, "good"), *text_rows(count, seed=count)])
         write_trees(home / f"{split}.conllu", count, seed=count)
     words = [*FILLERS, *sum(MOODS.values(), ()), *(w for part in (*ENGLISH, *KOREAN) for w in part[0].split())]
     numbers = random.Random(0)
@@ -199,6 +203,9 @@ def test_a_run_leaves_everything(run_of, recipe, start):
         assert (run / name).stat().st_size > 0, name
     card = (run / "README.md").read_text(encoding="utf-8")
     assert ("scratch" if start == "scratch" else f"/{start}`") in card
+    (example,) = re.findall(r'^print\(solve\((".*")\)\)$', card, re.MULTILINE)
+    if recipe == "classifier":
+        assert ast.literal_eval(example) == QUOTED
     results = results_of(run)
     assert f"| eval_loss | {results['eval_loss']:.4f} |" in card
     model = {
@@ -284,32 +291,47 @@ def test_each_recipe_learns(run_of):
         assert lines[-1] < 0.5 * lines[0]
 
 
+def test_the_recipe_of_a_run_gives_the_same_run(home, run_of, tmp_path):
+    run = run_of("parser", "native")
+    arguments = [str(run / "recipe.yaml"), "--output_dir", str(tmp_path / "again")]
+    ended = tiny_run.start(tmp_path, tiny_run.run_plain, "finetune_parser", *arguments).wait()
+    assert ended.code == 0, ended.err
+    assert tiny_run.largest_difference(run, tmp_path / "again") == 0
+
+
 # Other tasks and data
 
 
 def test_regression_of_pairs(home, tmp_path):
+    """An English word and a Korean one: what the second one says is the score."""
+
     def write(name: str, count: int) -> Path:
-        rows = list(zip(text_rows(count, 1), text_rows(count, 2), strict=True))
-        cells = [{"a": a, "b": b, "score": f"{4.5 if one == two else 0.5:.3f}"} for (a, one), (b, two) in rows]
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in cells))
+        numbers, rows = random.Random(count), []
+        for _ in range(count):
+            mood = numbers.randrange(3)
+            second = list(MOODS.values())[mood][1]
+            rows.append({"a": numbers.choice(["the ship", "a moon", ""]), "b": second, "score": f"{1.3 * mood:.3f}"})
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
         return tmp_path / name
 
     data = {"train_file": write("train.jsonl", 40), "validation_file": write("dev.jsonl", 11)}
     columns = {"text_column": "a", "text_pair_column": "b", "label_column": "score"}
-    settings = {"model_name_or_path": home / "native", "learning_rate": 1e-2, "max_steps": 10}
+    settings = {"learning_rate": 1e-3, "max_steps": 25}
     ended = tune("classifier", tmp_path / "run", **given(home, "classifier", **settings, **data, **columns))
     assert ended.code == 0, ended.err
     results = results_of(tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "validation_predictions.jsonl").open()]
     gold, found = (np.array([float(row[name]) for row in rows]) for name in ("score", "prediction"))
     assert results["eval_mse"] == pytest.approx(np.mean((gold - found) ** 2), abs=1e-3)
-    assert results["eval_pearson"] == pytest.approx(np.corrcoef(gold, found)[0, 1], abs=1e-2)
-    assert -1 <= results["eval_spearmanr"] <= 1
+    assert results["eval_pearson"] == pytest.approx(np.corrcoef(gold, found)[0, 1], abs=1e-3)
+    assert results["eval_pearson"] > 0.8
+    assert results["eval_spearmanr"] > 0.8
     model, tokenizer = (
         auto.from_pretrained(tmp_path / "run") for auto in (AutoModelForSequenceClassification, AutoTokenizer)
     )
     assert model.config.problem_type == "regression"
     pairs = tokenizer([row["a"] for row in rows], [row["b"] for row in rows], padding=True, return_tensors="pt")
+    assert tokenizer.unk_token_id not in pairs["input_ids"]  # the vocabulary is of both texts
     assert model.eval()(**pairs).logits[:, 0].tolist() == pytest.approx(found.tolist(), abs=1e-4)
 
 
@@ -330,6 +352,9 @@ def test_several_seeds_share_the_data_and_give_mean_and_deviation(home, tmp_path
     assert parts[0]["eval_loss"] != parts[1]["eval_loss"]
     assert tiny_run.largest_difference(run / "seed-42", run / "seed-43") > 0
     assert f"± {summary['eval_loss_std']:.4f}" in ended.out
+    single = {**settings, "seeds": 1, "seed": 43}
+    assert tune("classifier", tmp_path / "single", **given(home, "classifier", **single)).code == 0
+    assert tiny_run.largest_difference(run / "seed-43", tmp_path / "single") == 0
     data = [
         json.loads((run / name / "checkpoint-3" / "trainer_state.json").read_text())["identity"]["data"]
         for name in ("seed-42", "seed-43")
@@ -340,6 +365,16 @@ def test_several_seeds_share_the_data_and_give_mean_and_deviation(home, tmp_path
     assert [line.rpartition("\t")[0] for line in chosen[0].splitlines()] == [
         line.rpartition("\t")[0] for line in chosen[1].splitlines()
     ]
+
+
+def test_several_seeds_of_a_figure_that_is_not_a_number(home, tmp_path):
+    """No predicate of the validation data has a subject: how many are found is unknown."""
+    dev = write_trees(tmp_path / "dev.conllu", 5, seed=1, patterns=(NO_SUBJECT,))
+    settings = {"seeds": 2, "task": "subject", "validation_file": dev, "model_name_or_path": home / "native"}
+    ended = tune("parser", tmp_path / "run", **given(home, "parser", **settings))
+    assert np.isnan(results_of(tmp_path / "run" / "seed-43")["eval_overt_accuracy"])
+    assert ended.code == 0, ended.err
+    assert np.isnan(results_of(tmp_path / "run")["eval_overt_accuracy_std"])
 
 
 @pytest.mark.parametrize(
@@ -374,6 +409,27 @@ def test_what_is_longer_than_a_window(home, tmp_path, recipe, task):
             own, figure = (slice(3, 4), "accuracy") if recipe == "tagger" else (slice(6, 8), "las_full")
             words = [pair for pairs in zip(found, gold, strict=True) for pair in zip(*pairs, strict=True)]
             assert results[f"eval_{figure}"] == pytest.approx(np.mean([one[own] == two[own] for one, two in words]))
+
+
+def test_words_without_a_tag_are_not_scored(home, tmp_path):
+    """Not even a whole window of them, in the middle of a sentence."""
+
+    def write(name: str, untagged: range) -> Path:
+        tags = [None if place in untagged else str(place % 2) for place in range(60)]
+        words = ["the" if place % 2 else "moon" for place in range(60)]
+        (tmp_path / name).write_text(json.dumps({"tokens": words, "tags": tags}) + "\n")
+        return tmp_path / name
+
+    data = {"train_file": write("train.jsonl", range(0)), "validation_file": write("dev.jsonl", range(3, 57))}
+    windows = {"max_seq_length": 16, "doc_stride": 4, "model_name_or_path": home / "native"}
+    ended = tune("tagger", tmp_path / "run", **given(home, "tagger", **data, **windows))
+    assert ended.code == 0, ended.err
+    (row,) = [json.loads(line) for line in (tmp_path / "run" / "validation_predictions.jsonl").open()]
+    assert len(row["prediction"]) == 60
+    assert row["prediction"].count("_") > 12  # of windows in which nothing is asked
+    ends = [place for place, tag in enumerate(row["tags"]) if tag is not None]
+    right = [row["prediction"][place] == row["tags"][place] for place in ends]
+    assert results_of(tmp_path / "run")["eval_accuracy"] == pytest.approx(np.mean(right))
 
 
 def test_morphemes(home, tmp_path):
@@ -481,6 +537,19 @@ def too_long_windows(home, folder):
     return "classifier", settings, ["at most 64 tokens", "100", "--max_seq_length"]
 
 
+def windows_that_roberta_cannot_read(home, folder):
+    """It has 66 places, but the first one is after the one of the padding."""
+    tokenizer = AutoTokenizer.from_pretrained(home / "native", model_max_length=1 << 40, pad_token="[UNK]")
+    assert tokenizer.pad_token_id == 1
+    tokenizer.save_pretrained(folder / "roberta")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=66, type_vocab_size=2, **sizes)
+    RobertaForMaskedLM(config).save_pretrained(folder / "roberta")
+    recipe, settings, _ = too_long_windows(home, folder)
+    settings = {**settings, "model_name_or_path": folder / "roberta", "max_seq_length": 65}
+    return recipe, settings, ["at most 64 tokens", "65", "--max_seq_length"]
+
+
 def misspelt_flag(home, folder):
     return "classifier", {"validaton_file": "x"}, ["Unknown flag --validaton_file", "Did you mean --validation_file?"]
 
@@ -499,6 +568,7 @@ MISTAKES = [
     no_file,
     no_model,
     too_long_windows,
+    windows_that_roberta_cannot_read,
     misspelt_flag,
 ]
 
@@ -649,7 +719,6 @@ def test_two_processes_train_like_one_that_accumulates(home, tmp_path):
     assert results_of(two)["train_tokens"] == results_of(one)["train_tokens"]
 
 
-@pytest.mark.xfail(reason="the end of the first run destroys the process group", strict=True)
 def test_two_processes_run_several_seeds(home, tmp_path):
     settings = given(home, "classifier", max_steps=1, seeds=2, model_name_or_path=home / "native")
     together("classifier", tmp_path / "run", **settings)

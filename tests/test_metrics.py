@@ -37,7 +37,6 @@ from hf_tiny.metrics import (
     confusion_texts,
     is_entity_scheme,
     predict_links,
-    predict_tags,
     predict_texts,
 )
 from hf_tiny.train import TrainState
@@ -369,7 +368,6 @@ TAG_WINDOWS = [
 @pytest.mark.parametrize("batches", splits(5))
 def test_entities_over_windows(batches):
     results = tag_results(TAG_WINDOWS, batches, 3)
-    assert [tags.tolist() for tags in predict_tags(results)] == [[0, 1, 2, 0], [0, 0], [1, 2, 2], [1]]
     figures = compute_tags(["O", "B-X", "I-X"])(results)
     # Gold: 0:1-2, 2:0, 2:2. Found: 0:1-2 over both windows, 2:0; its I-X after the unscored word goes on with nothing.
     expected = {"loss": 2.0, "precision": 1.0, "recall": 2 / 3, "f1": 4 / 5, "accuracy": 7 / 8}
