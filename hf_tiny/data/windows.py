@@ -30,7 +30,7 @@ def text_features(
 ) -> list[Feature]:
     """input_ids, token_type_ids (if the model has them), label (a number to come near to when `labels` is None) and
     example, the index of the text. All windows of a text have its label. Of a pair the longer text is cut into windows;
-    when both fill more than half of a window, each keeps what fits into its half."""
+    when both fill more than half of a window, both are, and their parts go together in order."""
     coder = Coder(tokenizer, arguments)
     numbers = {label: number for number, label in enumerate(labels or [])}
     first = coder.encode_texts([text.text for text in texts])
@@ -185,7 +185,9 @@ class Coder:
         room = self.pair.room
         half = room // 2
         if min(len(first), len(second)) > half:
-            yield [first[:half], second[:half]]
+            sides = [list(self.parts(side, half)) for side in (first, second)]
+            count = max(map(len, sides))
+            yield from ([side[number * len(side) // count] for side in sides] for number in range(count))
         elif len(first) >= len(second):
             yield from ([part, second] for part in self.parts(first, room - len(second)))
         else:

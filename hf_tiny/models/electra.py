@@ -38,7 +38,7 @@ class HfTinyElectraConfig(HfTinyConfig):
     position_embedding_type: "absolute" (learned, as in the paper) or "rotary".
     norm_first: LayerNorm before each layer instead of after the residual sum.
     discriminator_weight: λ of the paper's equation 3.
-    classifier_pooling: what a text is classified by: the state of its first token ("cls", as in the paper) or the "mean".
+    classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls", as in the paper).
     classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
     """
 
@@ -65,7 +65,7 @@ class HfTinyElectraConfig(HfTinyConfig):
     sharing: str = "embeddings"
     generator_size: float | int = 0.25
     discriminator_weight: float | int = 50.0
-    classifier_pooling: str = "cls"
+    classifier_pooling: str = "mean"
     classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs):
