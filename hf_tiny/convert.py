@@ -1,5 +1,6 @@
 """From native transformers checkpoints to hf_tiny's."""
 
+import copy
 import re
 
 import torch
@@ -10,6 +11,7 @@ from transformers import (
     ElectraForPreTraining,
     ElectraForSequenceClassification,
     ElectraForTokenClassification,
+    MarianMTModel,
 )
 
 from .errors import InputError
@@ -19,6 +21,7 @@ from .models.electra import (
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
 )
+from .models.seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration
 
 ELECTRA_NAMES = (  # native name, hf_tiny name; in this order
     (r"embeddings\.LayerNorm", "embeddings.norm"),
@@ -34,6 +37,18 @@ ELECTRA_NAMES = (  # native name, hf_tiny name; in this order
     (r"discriminator_predictions\.dense_prediction", "discriminator_head.2"),
     (r"discriminator_predictions\.dense", "discriminator_head.0"),
     (r"classifier\.out_proj", "classifier.out"),
+)
+MARIAN_NAMES = (
+    (r"^model\.shared", "model.encoder.word_embeddings"),
+    (r"^final_logits_bias", "lm_head.bias"),
+    (r"self_attn_layer_norm", "attention_norm"),
+    (r"encoder_attn_layer_norm", "cross_attention_norm"),
+    (r"final_layer_norm", "feed_forward_norm"),
+    (r"self_attn\.out_proj", "attention.out"),
+    (r"encoder_attn\.out_proj", "cross_attention.out"),
+    (r"encoder_attn\.q_proj", "cross_attention.query"),
+    (r"fc1", "feed_forward.up"),
+    (r"fc2", "feed_forward.down"),
 )
 HEADS = {
     ElectraForSequenceClassification: HfTinyElectraForSequenceClassification,
@@ -111,4 +126,46 @@ def electra_head_from_native(
     config = HfTinyElectraConfig(**{**known_settings(model.config), **no_generator, "classifier_pooling": "cls"})
     converted = HEADS[type(model)](config)
     converted.load_state_dict(rename_electra(model.state_dict()))
+    return converted.eval()
+
+
+def seq2seq_from_native(model: MarianMTModel) -> HfTinySeq2SeqForConditionalGeneration:
+    """A native Marian model, with its way to generate."""
+    native = model.config
+    if not native.share_encoder_decoder_embeddings:
+        raise InputError("Encoder and decoder of this model have vocabularies of their own: here they share one.")
+    for name in ("attention_heads", "ffn_dim"):
+        ours, theirs = getattr(native, f"encoder_{name}"), getattr(native, f"decoder_{name}")
+        if ours != theirs:
+            raise InputError(f"{name} is {ours} in the encoder and {theirs} in the decoder: here it is one number.")
+    if not native.tie_word_embeddings:
+        raise InputError("The output layer of this model is not tied to its embeddings.")
+    same = ("vocab_size", "encoder_layers", "decoder_layers", "max_position_embeddings", "scale_embedding")
+    tokens = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    config = HfTinySeq2SeqConfig(
+        **{name: getattr(native, name) for name in (*same, *tokens)},
+        hidden_size=native.d_model,
+        num_attention_heads=native.encoder_attention_heads,
+        intermediate_size=native.encoder_ffn_dim,
+        hidden_act=native.activation_function,
+        hidden_dropout_prob=native.dropout,
+        attention_probs_dropout_prob=native.attention_dropout,
+        initializer_range=native.init_std,
+    )
+    converted = HfTinySeq2SeqForConditionalGeneration(config)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for old, new in MARIAN_NAMES:
+            name = re.sub(old, new, name)
+        if "embed_" not in name:  # copies of the shared embeddings, and sinusoids
+            state[name] = tensor
+    for name in [name for name in state if "self_attn.q_proj" in name]:
+        parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        state[name.replace("self_attn.q_proj", "attention.qkv")] = torch.cat(parts)
+    for name in [name for name in state if "encoder_attn.k_proj" in name]:
+        parts = [state.pop(name.replace("k_proj", f"{part}_proj")) for part in "kv"]
+        state[name.replace("encoder_attn.k_proj", "cross_attention.key_value")] = torch.cat(parts)
+    state["lm_head.bias"] = state["lm_head.bias"].squeeze(0)
+    converted.load_state_dict(state)
+    converted.generation_config = copy.deepcopy(model.generation_config)
     return converted.eval()

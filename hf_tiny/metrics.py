@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
+from sacrebleu.metrics import BLEU, CHRF
 from scipy.stats import pearsonr, spearmanr
 from seqeval.metrics.v1 import precision_recall_fscore_support as precision_recall_of_entities
 from seqeval.scheme import IOB2
@@ -23,6 +24,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from .data.collate import Batch, Batches, BucketedBatches
@@ -53,15 +55,30 @@ class Evaluation:
             batch = send_to_device(self.batches[index], accelerator.device)
             with accelerator.autocast():
                 outputs = call(model, batch, batch["num_items_in_batch"] if divides else None)
-            results.append((index, self.collect(outputs, batch)))
+                results.append((index, {**self.collect(outputs, batch), **self.more(model, batch)}))
         model.train()
         ordered = [result for _, result in sorted(gather_object(results), key=lambda pair: pair[0])]
         self.results = {name: np.concatenate([result[name] for result in ordered]) for name in ordered[0]}
         return self.compute(self.results)
 
+    def more(self, model: nn.Module, batch: Batch) -> Results:
+        """What is taken from the model beside its outputs."""
+        return {}
+
     def write_report(self, folder: Path) -> None:
         if self.report is not None:
             self.report(self.results, folder)
+
+
+@dataclass
+class Generation(Evaluation):
+    """An evaluation for which the model also writes: `generate(model, batch)` gives a text for each sample."""
+
+    generate: Callable[[nn.Module, Batch], list[str]] = field(kw_only=True)
+
+    def more(self, model: nn.Module, batch: Batch) -> Results:
+        example = batch["about"]["example"].cpu().numpy()
+        return {"texts": np.array(self.generate(model, batch), dtype=object), "example": example}
 
 
 class ReplacedTokenDetection(evaluate.Metric):
@@ -474,3 +491,70 @@ def compute_links(labels: list[str], task: str) -> Callable[[Results], dict[str,
         return {**loss, **parsing._compute(heads, gold_heads, names[found[scored]], names[gold_found[scored]])}
 
     return compute
+
+
+# --- a text for a text
+
+
+class Translation(evaluate.Metric):
+    """Of whole texts, as people read them. `bleu`: sacreBLEU. `chrf`: chrF++, of characters and pairs of words, the first
+    figure to look at for Korean, whose words BLEU counts as wrong for one syllable. `bleu_tok`: BLEU of lower-cased
+    text cut into words by sacreBLEU's 13a, the nearest to the "tokenised lowercase BLEU" of papers. `exact_match`: the
+    share of texts that are the reference, white space aside."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
+        return _metric_info(self.__doc__, format=None, predictions=text, references=text)
+
+    def _compute(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        scorers = {"bleu": BLEU(), "chrf": CHRF(word_order=2), "bleu_tok": BLEU(lowercase=True, force=True)}
+        figures = {name: one.corpus_score(predictions, [references]).score for name, one in scorers.items()}
+        self.signatures = {name: one.get_signature().format() for name, one in scorers.items()}
+        same = [a.split() == b.split() for a, b in zip(predictions, references, strict=True)]
+        return {**figures, "exact_match": _share(np.array(same))}
+
+
+def collect_pairs(outputs: ModelOutput, batch: Batch) -> Results:
+    """`loss` may be smoothed; `nll`, the model's own if it gives one, is not. In training only the loss is collected: it
+    is divided by the count of the whole step there, which a perplexity does not survive."""
+    results = _sum_and_items(outputs, batch)
+    if outputs.loss.requires_grad:
+        return results
+    nll = outputs.get("nll", outputs.loss)
+    return {**results, "nll": _sum_and_items(ModelOutput(loss=nll), batch)["loss"]}
+
+
+def compute_pairs(references: Sequence[str] | None = None) -> Callable[[Results], dict[str, float]]:
+    """references: the right text of each example, if the model is to write."""
+    metric = Translation(keep_in_memory=True)
+    logged = set()
+
+    def compute(results: Results) -> dict[str, float]:
+        figures = {"loss": _mean_loss(results)}
+        if "nll" in results:
+            nll = _mean_loss({**results, "loss": results["nll"]})
+            figures |= {"nll": nll, "ppl": math.exp(min(nll, 700.0))}  # above that a float is infinite
+        if "texts" in results:
+            figures |= metric._compute(predict_pairs(results), [references[one] for one in np.sort(results["example"])])
+            for name in sorted(metric.signatures.keys() - logged):
+                logger.info(f"{name}: sacreBLEU {metric.signatures[name]}")
+            logged.update(metric.signatures)
+        return figures
+
+    return compute
+
+
+def predict_pairs(results: Results) -> list[str]:
+    """What was written, in the order of the data."""
+    return results["texts"][np.argsort(results["example"])].tolist()
+
+
+def generate_texts(tokenizer: PreTrainedTokenizerBase, **settings) -> Callable[[nn.Module, Batch], list[str]]:
+    """settings: of `model.generate`, such as num_beams and max_new_tokens."""
+
+    def generate(model: nn.Module, batch: Batch) -> list[str]:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        texts = tokenizer.batch_decode(model.generate(**inputs, **settings), skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+    return generate

@@ -1,12 +1,13 @@
-"""Train a WordPiece tokenizer on a corpus, or load one that exists."""
+"""Train a WordPiece, BPE or Unigram tokenizer on a corpus, or load one that exists."""
 
 import hashlib
+import json
 import logging
 import os
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,12 @@ from pathlib import Path
 import tokenizers
 from accelerate import PartialState
 from datasets.config import HF_DATASETS_CACHE
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_tiny.errors import InputError
+from hf_tiny.unigram import train_unigram
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,17 @@ SPECIAL_TOKENS = {
     "mask_token": "[MASK]",
 }
 NEEDED_TOKENS = ("pad_token", "cls_token", "sep_token", "mask_token")
+SEQ2SEQ_TOKENS = {
+    "pad_token": "<pad>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
+SEQ2SEQ_NEEDED_TOKENS = ("pad_token", "eos_token")
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # of characters that are not in the vocabulary
+SPACE = "▁"
+NEVER = -1000.0  # The log probability of what a text must not be cut into, were it to contain it.
 UNICODE_FORMS = {"NFC": normalizers.NFC, "NFKC": normalizers.NFKC}
 
 
@@ -40,20 +53,35 @@ class TokenizerArguments:
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "An existing tokenizer (folder or Hub id); without it one is trained."}
     )
+    tokenizer_model: str = field(
+        default="wordpiece",
+        metadata={"help": "What to train: wordpiece (for encoders), bpe or unigram (for what writes text)."},
+    )
     vocab_size: int = field(default=8192, metadata={"help": "Size of the vocabulary to train."})
+    extra_ids: int = field(
+        default=0, metadata={"help": "Sentinels <extra_id_0>, ... in a bpe or unigram vocabulary, for span corruption."}
+    )
     lowercase: bool = field(default=False, metadata={"help": "Lower-case the text."})
     strip_accents: bool = field(default=False, metadata={"help": "Remove accents; Hangul stays whole."})
     unicode_form: str = field(default="NFC", metadata={"help": "Unicode normal form: NFC or NFKC."})
 
 
 def load_tokenizer(
-    arguments: TokenizerArguments, texts: Callable[[], Iterable[str]], fingerprint: str, *, model_max_length: int = 512
+    arguments: TokenizerArguments,
+    texts: Callable[[], Iterable[str]],
+    fingerprint: str,
+    *,
+    model_max_length: int = 512,
+    needed_tokens: Sequence[str] = NEEDED_TOKENS,
 ) -> PreTrainedTokenizerFast:
     """The tokenizer named in the arguments, else one trained on `texts()`. What was trained is kept in the cache, under
     the `fingerprint` of the texts and the settings."""
     if arguments.tokenizer_name:
-        return _load(arguments.tokenizer_name)
+        return _load(arguments.tokenizer_name, needed_tokens)
+    _check(arguments)
     settings = [arguments.vocab_size, arguments.lowercase, arguments.strip_accents, arguments.unicode_form]
+    if arguments.tokenizer_model != "wordpiece":
+        settings += [arguments.tokenizer_model, arguments.extra_ids]
     content = repr((fingerprint, settings, model_max_length, tokenizers.__version__))
     folder = Path(HF_DATASETS_CACHE) / "hf_tiny_tokenizers" / hashlib.sha256(content.encode()).hexdigest()[:32]
     with PartialState().local_main_process_first():
@@ -64,7 +92,7 @@ def load_tokenizer(
                 trained.save_pretrained(Path(unfinished) / "files")
                 with suppress(OSError):  # Another run may have been faster.
                     os.replace(Path(unfinished) / "files", folder)
-        return _load(str(folder))
+        return _load(str(folder), needed_tokens)
 
 
 def train_tokenizer(
@@ -74,11 +102,43 @@ def train_tokenizer(
     model_max_length: int = 512,
     max_chars: int = 50_000_000,
 ) -> PreTrainedTokenizerFast:
-    """WordPiece on at most `max_chars` of evenly spread texts; the same texts always give the same vocabulary."""
+    """Trained on at most `max_chars` of evenly spread texts; the same texts always give the same vocabulary.
+
+    WordPiece frames a text as [CLS] text [SEP]. BPE and Unigram end it with </s>, have bytes for characters that are
+    not in the vocabulary, and keep the spaces: what they decode is the text again, but that all white space between
+    words is one space.
+    """
+    _check(arguments)
     normalizer = _normalizer(arguments)
-    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     sample = _sample(tqdm(texts, desc="Reading text for the tokenizer", unit=" documents"), max_chars)
     alphabet = _alphabet(sample, normalizer, arguments)
+    backend = MODELS[arguments.tokenizer_model](sample, normalizer, alphabet, arguments)
+    if backend.get_vocab_size() < arguments.vocab_size:
+        logger.warning(
+            f"The text fills a vocabulary of {backend.get_vocab_size():,} only, not the {arguments.vocab_size:,} asked for."
+        )
+    if arguments.tokenizer_model == "wordpiece":
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend, model_max_length=model_max_length, model_input_names=inputs, **SPECIAL_TOKENS
+        )
+    # What packs blocks of raw text asks for cls and sep: they are the tokens that begin and end a text.
+    frame = {"cls_token": SEQ2SEQ_TOKENS["bos_token"], "sep_token": SEQ2SEQ_TOKENS["eos_token"]}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens=_sentinels(arguments),
+        **{**SEQ2SEQ_TOKENS, "mask_token": AddedToken("<mask>", lstrip=True, special=True)},
+        **frame,
+    )
+
+
+def _train_wordpiece(
+    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
+) -> Tokenizer:
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     # The trainer numbers "##x" in the order of a randomly seeded hash map and breaks ties by these numbers.
     # Given first, as if they were special tokens, they get fixed numbers and the training becomes deterministic.
     inner = [f"##{c}" for c in alphabet if len(pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1]
@@ -93,11 +153,6 @@ def train_tokenizer(
     )
     learner.train_from_iterator(sample, trainer, length=len(sample))
     vocabulary = learner.get_vocab(with_added_tokens=True)
-    if len(vocabulary) < arguments.vocab_size:
-        logger.warning(
-            f"The text fills a vocabulary of {len(vocabulary):,} only, not the {arguments.vocab_size:,} asked for."
-        )
-
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS["unk_token"]))
     backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
     backend.decoder = decoders.WordPiece()
@@ -107,26 +162,92 @@ def train_tokenizer(
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=model_max_length,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **SPECIAL_TOKENS,
+    return backend
+
+
+def _train_bpe(
+    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
+) -> Tokenizer:
+    special = _special(arguments)
+    learner = Tokenizer(models.BPE())
+    learner.normalizer, learner.pre_tokenizer = normalizer, _words_with_spaces()
+    trainer = trainers.BpeTrainer(
+        vocab_size=arguments.vocab_size,
+        special_tokens=special + BYTES,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
     )
+    learner.train_from_iterator(sample, trainer, length=len(sample))
+    vocabulary = learner.get_vocab(with_added_tokens=True)
+    merges = [tuple(merge) for merge in json.loads(learner.to_str())["model"]["merges"]]
+    return _finished(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True), normalizer, special)
 
 
-def _load(name: str) -> PreTrainedTokenizerFast:
+def _train_unigram(
+    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
+) -> Tokenizer:
+    special = _special(arguments)
+    first, known, words = special + BYTES, {" ", *alphabet}, Counter()
+    pre_tokenizer = _words_with_spaces()
+    for text in tqdm(map(normalizer.normalize_str, sample), "Counting words", len(sample), unit=" documents"):
+        text = text.translate(dict.fromkeys(map(ord, set(text) - known), " "))  # what is left to the bytes
+        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
+    pieces = train_unigram(words, alphabet, arguments.vocab_size - len(first))
+    vocabulary = [*((token, NEVER) for token in first), *pieces]
+    model = models.Unigram(vocabulary, unk_id=first.index("<unk>"), byte_fallback=True)
+    return _finished(model, normalizer, special)
+
+
+MODELS = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}
+
+
+def _words_with_spaces() -> pre_tokenizers.PreTokenizer:
+    """A word keeps the space before it, as ▁; so does a run of punctuation, which is a word by itself."""
+    metaspace = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
+    return pre_tokenizers.Sequence([metaspace, pre_tokenizers.Split(Regex(rf"{SPACE}?[^{SPACE}\w\s]+"), "isolated")])
+
+
+def _finished(model: models.Model, normalizer: normalizers.Normalizer, special: list[str]) -> Tokenizer:
+    backend = Tokenizer(model)
+    backend.normalizer, backend.pre_tokenizer = normalizer, _words_with_spaces()
+    metaspace = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
+    backend.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", special=True) for token in special])
+    end = SEQ2SEQ_TOKENS["eos_token"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, backend.token_to_id(end))]
+    )
+    return backend
+
+
+def _special(arguments: TokenizerArguments) -> list[str]:
+    return [*SEQ2SEQ_TOKENS.values(), *_sentinels(arguments)]
+
+
+def _sentinels(arguments: TokenizerArguments) -> list[str]:
+    return [f"<extra_id_{number}>" for number in range(arguments.extra_ids)]
+
+
+def _check(arguments: TokenizerArguments) -> None:
+    if arguments.tokenizer_model not in MODELS:
+        raise InputError(f"--tokenizer_model {arguments.tokenizer_model}: must be one of {', '.join(MODELS)}.")
+    if arguments.extra_ids and arguments.tokenizer_model == "wordpiece":
+        raise InputError("--extra_ids: only --tokenizer_model bpe and unigram have sentinels.")
+
+
+def _load(name: str, needed_tokens: Sequence[str]) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise InputError(f"--tokenizer_name {name}: no tokenizer could be loaded from there: {error}") from error
     if not tokenizer.is_fast:
         raise InputError(f"--tokenizer_name {name}: it has no tokenizer.json; only fast tokenizers can be used.")
-    missing = [token for token in NEEDED_TOKENS if token not in tokenizer.special_tokens_map]
+    missing = [token for token in needed_tokens if token not in tokenizer.special_tokens_map]
     if missing:
+        kind = "masked language models" if needed_tokens == NEEDED_TOKENS else "encoder-decoder models"
         raise InputError(
-            f"--tokenizer_name {name}: it has no {', '.join(missing)}. Give a tokenizer made for masked language "
-            "models, or leave out --tokenizer_name to train one."
+            f"--tokenizer_name {name}: it has no {', '.join(missing)}. Give a tokenizer made for {kind}, "
+            "or leave out --tokenizer_name to train one."
         )
     return tokenizer
 
@@ -134,10 +255,12 @@ def _load(name: str) -> PreTrainedTokenizerFast:
 def _normalizer(arguments: TokenizerArguments) -> normalizers.Normalizer:
     if arguments.unicode_form not in UNICODE_FORMS:
         raise InputError(f"--unicode_form {arguments.unicode_form}: must be one of {', '.join(UNICODE_FORMS)}.")
-    steps = [
-        UNICODE_FORMS[arguments.unicode_form](),
-        normalizers.BertNormalizer(strip_accents=False, lowercase=arguments.lowercase),
-    ]
+    steps = [UNICODE_FORMS[arguments.unicode_form]()]
+    if arguments.tokenizer_model == "wordpiece":
+        steps.append(normalizers.BertNormalizer(strip_accents=False, lowercase=arguments.lowercase))
+    else:
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        steps += [normalizers.Lowercase()] * arguments.lowercase
     if arguments.strip_accents:
         # NFD also takes Hangul syllables apart; NFC puts them together again.
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
@@ -159,7 +282,8 @@ def _sample(texts: Iterable[str], max_chars: int) -> list[str]:
 
 
 def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: TokenizerArguments) -> list[str]:
-    """The characters of the text, the most frequent first, at most a third of the vocabulary."""
+    """The characters of the text, the most frequent first, at most a third of the vocabulary; the sign for a space is
+    one of them where spaces are kept."""
     raw, counts = Counter(), Counter()
     for text in sample:
         raw.update(unicodedata.normalize(arguments.unicode_form, text))
@@ -176,4 +300,12 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
             f"--vocab_size {arguments.vocab_size} is too small: a third of it ({len(kept)}) covers only {covered:.0%} "
             f"of the text, which has {len(counts):,} different characters. Use a larger --vocab_size."
         )
-    return kept
+    if arguments.tokenizer_model == "wordpiece":
+        return kept
+    needed = len(kept) + 1 + len(BYTES) + len(_special(arguments))
+    if needed >= arguments.vocab_size:
+        raise InputError(
+            f"--vocab_size {arguments.vocab_size} is too small: characters, bytes and special tokens alone are {needed}. "
+            "Use a larger --vocab_size."
+        )
+    return [SPACE, *(character for character in kept if character != SPACE)]

@@ -106,6 +106,8 @@ class TrainState:
 class Callback:
     """Averaging, unfreezing, warnings: what some runs need and others do not."""
 
+    replaces_weights = False  # whether the model is another one after `on_train_end`, and is evaluated again
+
     def on_step_end(self, state: TrainState, model: nn.Module) -> None: ...
 
     def on_evaluate(self, state: TrainState, metrics: dict[str, float]) -> None: ...
@@ -576,14 +578,16 @@ class Run:
         if config.load_best_model_at_end and state.best_step is not None:
             load_model(self.bare_model, self.output_dir / f"checkpoint-{state.best_step}" / "model.safetensors")
             metrics = {}
-        if self.evaluate and not metrics:
+        figures = {}
+        for callback in self.callbacks:
+            figures |= callback.on_train_end(state, self.bare_model)
+        if self.evaluate and (not metrics or any(callback.replaces_weights for callback in self.callbacks)):
             scores = self.evaluate(self.bare_model, self.accelerator)
             metrics = {f"eval_{name}": value for name, value in scores.items()}
         if self.test:
             scores = self.test(self.bare_model, self.accelerator)
             metrics |= {f"test_{name}": value for name, value in scores.items()}
-        for callback in self.callbacks:
-            metrics |= callback.on_train_end(state, self.bare_model)
+        metrics |= figures
         results = {**metrics, **self.accounts()}
         weights = self.accelerator.get_state_dict(self.model)
         if self.main:

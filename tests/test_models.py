@@ -26,6 +26,8 @@ from hf_tiny import (
     HfTinyElectraForPreTraining,
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
+    HfTinySeq2SeqConfig,
+    HfTinySeq2SeqForConditionalGeneration,
     HfTinyTokenLinkingConfig,
     HfTinyTokenLinkingModel,
 )
@@ -46,6 +48,16 @@ ELECTRA = {
 }
 BERT = {name: ELECTRA[name] for name in ELECTRA if name not in ("embedding_size", "generator_size")}
 LINKING = {"arc_size": 16, "label_size": 8, "linking_dropout": 0.0, "num_labels": 3}
+SEQ2SEQ = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 24,
+    "hidden_dropout_prob": 0.0,
+}
 # Config class -> variants of a tiny config. The first one also goes through the slow tests (export, compile).
 TINY = {
     HfTinyElectraConfig: {
@@ -57,6 +69,22 @@ TINY = {
             "generator_size": 1,
             "position_embedding_type": "rotary",
             "norm_first": True,
+        },
+    },
+    HfTinySeq2SeqConfig: {
+        "sinusoidal": SEQ2SEQ,
+        "learned": {
+            **SEQ2SEQ,
+            "position_embedding_type": "learned",
+            "tie_word_embeddings": False,
+            "hidden_act": "gelu",
+        },
+        "rotary": {
+            **SEQ2SEQ,
+            "position_embedding_type": "rotary",
+            "norm_first": True,
+            "qk_head_dim": 8,
+            "v_head_dim": 12,
         },
     },
     HfTinyTokenLinkingConfig: {
@@ -135,9 +163,11 @@ def inputs(model_class: type, config, *, training: bool = False) -> dict[str, Te
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, config.get_text_config().vocab_size, (3, 9), generator=generator)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    batch["token_type_ids"] = (torch.arange(9) > 4).long().repeat(3, 1)
     batch["attention_mask"][1, 6:] = 0
     names = inspect.signature(model_class.forward).parameters
+    if "decoder_input_ids" in names:
+        return {**batch, **decoder_inputs(training and "labels" in names)}
+    batch["token_type_ids"] = (torch.arange(9) > 4).long().repeat(3, 1)
     if "word_spans" in names:
         batch["word_spans"] = WORD_SPANS.clone()
     if training and model_class in TARGETS:
@@ -151,6 +181,15 @@ def inputs(model_class: type, config, *, training: bool = False) -> dict[str, Te
     return batch
 
 
+def decoder_inputs(labelled: bool) -> dict[str, Tensor]:
+    """A batch of 3 with one padded row, as the decoder's input or as labels."""
+    ids = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[2, 4:] = 0
+    given = {"labels": ids.masked_fill(mask == 0, -100)} if labelled else {"decoder_input_ids": ids}
+    return {**given, "decoder_attention_mask": mask}
+
+
 def main_output(outputs) -> Tensor:
     return outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]
 
@@ -160,6 +199,8 @@ def valid_output(outputs, batch: dict[str, Tensor]) -> Tensor:
     output = main_output(outputs)
     if "word_spans" in batch:
         return valid_links(outputs, batch["word_spans"])
+    if "decoder_attention_mask" in batch:
+        return output[batch["decoder_attention_mask"].bool()]
     return output if output.shape[:2] != batch["attention_mask"].shape else output[batch["attention_mask"].bool()]
 
 
@@ -357,7 +398,7 @@ def test_resize_token_embeddings(model, new_size, tmp_path):
         expected, found = expected[..., :keep], found[..., :keep]
     assert_close(found, expected, 1e-6)
     assert torch.isfinite(run(model, input_ids=ids.index_fill(1, torch.tensor([3]), new_size - 1))).all()
-    assert torch.isfinite(loss_of(model) if new_size > old_size else model(input_ids=ids)[0]).all()
+    assert torch.isfinite(loss_of(model) if new_size > old_size else run(model, input_ids=ids)).all()
     model.save_pretrained(tmp_path)
     loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
@@ -401,36 +442,43 @@ def test_tuple_equals_dict(model, training, how):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def of_encoder(outputs, name: str):
+    """`outputs.<name>`, or that of the encoder where there is a decoder too."""
+    return getattr(outputs, f"encoder_{name}" if "encoder_last_hidden_state" in outputs else name)
+
+
 def test_hidden_states_and_attentions(model):
     config = model.config.get_text_config()
     model.set_attn_implementation("eager")
     batch = inputs(type(model), model.config)
     plain = model(**batch)
-    assert plain.hidden_states is None
-    assert plain.attentions is None
+    assert of_encoder(plain, "hidden_states") is None
+    assert of_encoder(plain, "attentions") is None
     outputs = model(**batch, output_hidden_states=True, output_attentions=True)
     assert torch.equal(main_output(outputs), main_output(plain))
-    assert len(outputs.hidden_states) == config.num_hidden_layers + 1
-    assert len({tuple(state.shape) for state in outputs.hidden_states}) == 1
-    assert outputs.hidden_states[0].shape[:2] == (3, 9)
-    assert len(outputs.attentions) == config.num_hidden_layers
-    for weights in outputs.attentions:
+    hidden_states, attentions = of_encoder(outputs, "hidden_states"), of_encoder(outputs, "attentions")
+    assert len(hidden_states) == config.num_hidden_layers + 1
+    assert len({tuple(state.shape) for state in hidden_states}) == 1
+    assert hidden_states[0].shape[:2] == (3, 9)
+    assert len(attentions) == config.num_hidden_layers
+    for weights in attentions:
         heads = weights.shape[1]
         assert heads > 0
         assert weights.shape == (3, heads, 9, 9)
         assert_close(weights.sum(-1), torch.ones(3, heads, 9), 1e-5)
         assert weights[1, :, :, 6:].max() == 0  # nobody looks at padding
-    if "last_hidden_state" in outputs:
-        assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
+    if "last_hidden_state" in outputs or "encoder_last_hidden_state" in outputs:
+        assert torch.equal(hidden_states[-1], of_encoder(outputs, "last_hidden_state"))
     config.output_hidden_states = True
-    assert len(model(**batch).hidden_states) == config.num_hidden_layers + 1
+    assert len(of_encoder(model(**batch), "hidden_states")) == config.num_hidden_layers + 1
 
 
 def test_hidden_states_and_attentions_retain_grad(model):
     model.set_attn_implementation("eager")
     batch = inputs(type(model), model.config)
     outputs = model(**batch, output_hidden_states=True, output_attentions=True)
-    kept = [outputs.hidden_states[0], outputs.attentions[0], outputs.attentions[-1]]
+    attentions = of_encoder(outputs, "attentions")
+    kept = [of_encoder(outputs, "hidden_states")[0], attentions[0], attentions[-1]]
     for tensor in kept:
         tensor.retain_grad()
     valid_output(outputs, batch).square().sum().backward()
@@ -513,9 +561,12 @@ def test_padding_changes_nothing(model):
 
 
 def test_no_mask_is_a_mask_of_ones(model):
-    ids = inputs(type(model), model.config)["input_ids"]
+    batch = inputs(type(model), model.config)
+    ids = batch["input_ids"]
+    rest = {name: tensor for name, tensor in batch.items() if name == "decoder_input_ids"}
     with torch.no_grad():
-        assert_close(main_output(model(ids)), main_output(model(ids, attention_mask=torch.ones_like(ids))), 1e-6)
+        expected = model(ids, attention_mask=torch.ones_like(ids), **rest)
+        assert_close(main_output(model(ids, **rest)), main_output(expected), 1e-6)
 
 
 # Training
@@ -619,6 +670,7 @@ assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
 
 REMOTE_FILES = {
     HfTinyElectraConfig: {"electra.py", "heads.py", "layers.py"},
+    HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "layers.py"},
     HfTinyTokenLinkingConfig: {"linking.py", "electra.py", "heads.py", "layers.py"},
 }
 
@@ -628,7 +680,8 @@ def test_remote_code(config_class, tmp_path):
     """Where hf_tiny is not installed, every variant loads from its folder with every Auto class: a joint checkpoint
     with those of pretraining, and a task's checkpoint, which has a head of its own, with the task's."""
     heads = AUTO_CLASSES[config_class]
-    full = [head for head in heads.values() if head.__name__.endswith("ForPreTraining")] or list(heads.values())
+    whole = ("ForPreTraining", "ForConditionalGeneration")
+    full = [head for head in heads.values() if head.__name__.endswith(whole)] or list(heads.values())
     jobs, expected = [], {}
     for variant in variants(config_class):
         for saved in {full[0], *(head for head in heads.values() if head in TARGETS)}:
@@ -712,11 +765,16 @@ def test_fill_mask_pipeline(tokenizer, tmp_path):
 
 @pytest.mark.parametrize(
     "model_class",
-    [HfTinyElectraForPreTraining, HfTinyElectraForSequenceClassification, HfTinyElectraForTokenClassification],
+    [
+        HfTinyElectraForPreTraining,
+        HfTinyElectraForSequenceClassification,
+        HfTinyElectraForTokenClassification,
+        HfTinySeq2SeqForConditionalGeneration,
+    ],
 )
 def test_trainer(model_class, tmp_path):
     """Trainer, 3 steps: a batch of 4 gives the losses of 4 batches of 1. In pretraining as many tokens are masked in
-    every row; the rows of token classification have different numbers of labels."""
+    every row; the rows of token classification and of targets have different numbers of labels."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 50, (12, 10), generator=generator)
     rows = {"input_ids": ids}
@@ -729,10 +787,11 @@ def test_trainer(model_class, tmp_path):
     else:
         rows["labels"] = (ids % 3).masked_fill(torch.arange(10) > torch.arange(12)[:, None], -100)
     data = Dataset.from_dict({name: tensor.numpy() for name, tensor in rows.items()}).with_format("torch")
+    config_class = model_class.config_class
     losses, weights = [], []
     for batch_size in (4, 1):
         torch.manual_seed(0)
-        model = model_class(HfTinyElectraConfig(**ELECTRA))
+        model = model_class(tiny_config(config_class, next(iter(variants(config_class)))))
         arguments = TrainingArguments(
             output_dir=str(tmp_path / str(batch_size)),
             max_steps=3,

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-SHORT = ["--max_steps", "2", "--per_device_train_batch_size", "2", "--max_eval_samples", "4", "--vocab_size", "300"]
+SHORT = ["--max_steps", "2", "--per_device_train_batch_size", "2", "--max_eval_samples", "4", "--vocab_size", "400"]
 TREE = "1\t나는\t나+는\tPRON\tNP+JX\t_\t3\tnsubj\t_\t_\n2\t책을\t책+을\tNOUN\tNNG+JKO\t_\t3\tobj\t_\t_\n"
 TREE += (
     "3\t읽었다\t읽+었+다\tVERB\tVV+EP+EF\t_\t0\troot\t_\t_\n\n1\t읽었다\t읽+었+다\tVERB\tVV+EP+EF\t_\t0\troot\t_\t_\n\n"
@@ -20,6 +20,8 @@ TAGGED = {
     + "".join(f"{i}\t{'정말 좋다' if i % 2 else '별로다'}\t{i % 2}\n" for i in range(20)),
     "names.conll": "Ada\tB-person\nmet\tO\n\nthe\tO\nLondon\tB-place\nfog\tO\n\n" * 10,
     "trees.conllu": TREE * 10,
+    "talk.tsv": "source\ttarget\n"
+    + "".join(f"{word} 문장을 읽고\tthe model reads {word}\n" for word in "가나다라마바사아자차카타파하"),
 }
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import render  # noqa: E402
@@ -69,14 +71,14 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
 
 def test_the_commands_of_the_readme_run(home):
     launches = commands("accelerate launch")
-    assert len(launches) == 8
+    assert len(launches) == 10
     corpus = ["--train_file", "my_texts/"]
     for line in launches:
         words = shlex.split(line)
         extra = [] if "recipe.yaml" in line else [*SHORT, *([] if "--train_file" in words else corpus)]
         done = run([str(BIN / words[0]), *words[1:], *extra], home)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    for folder in ("mine", "two", "four", "reviews", "names", "trees", "subjects/seed-42", "subjects/seed-43"):
+    for folder in ("mine", "two", "four", "reviews", "names", "trees", "subjects/seed-42", "subjects/seed-43", "talk"):
         assert (home / "runs" / folder / "model.safetensors").exists()
 
     for snippet, answer in zip(blocks("python"), ("'score'", "'relation'"), strict=True):

@@ -3,12 +3,21 @@
 import subprocess
 import sys
 import unicodedata
+from collections import Counter
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from hf_tiny import InputError
-from hf_tiny.tokenizer import TokenizerArguments, _sample, load_tokenizer, train_tokenizer
+from hf_tiny.tokenizer import (
+    SEQ2SEQ_NEEDED_TOKENS,
+    TokenizerArguments,
+    _sample,
+    load_tokenizer,
+    train_tokenizer,
+)
+from hf_tiny.unigram import Lattice, train_unigram
 
 ENGLISH = ["The quick brown fox jumps over the lazy dog.", "A naïve café owner reads the morning paper."]
 KOREAN = ["이 영화는 정말 재미있었습니다.", "한국어 문장을 토큰으로 나눕니다.", "음절은 자모로 찢어지지 않습니다."]
@@ -70,13 +79,127 @@ def test_training_is_deterministic_across_processes():
     # The hash maps of `tokenizers` are seeded anew in each process.
     code = (
         "import hashlib\nfrom pydoc_data.topics import topics\n"
-        "from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer\n"
-        "tokenizer = train_tokenizer(topics.values(), TokenizerArguments(vocab_size=1000))\n"
-        "print(hashlib.md5(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())"
+        "from hf_tiny.tokenizer import MODELS, TokenizerArguments, train_tokenizer\n"
+        "for model in MODELS:\n"
+        "    arguments = TokenizerArguments(tokenizer_model=model, vocab_size=1000)\n"
+        "    tokenizer = train_tokenizer(topics.values(), arguments)\n"
+        "    print(hashlib.md5(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())"
     )
     run = [sys.executable, "-c", code]
     first, second = (subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() for _ in range(2))
-    assert first == second and first
+    assert first == second and len(set(first)) == 3
+
+
+# BPE and Unigram
+
+WRITERS = pytest.mark.parametrize("model", ["bpe", "unigram"])
+ODD = ["똠방각하의 펲시콜라 ☃", "漢字", "a  b\t c\n", "</s> <0x41> <pad>", '(he said: "no!")', "e.g. 3.14, naïve café"]
+
+
+def writer(model: str, **settings):
+    return train_tokenizer(TEXTS, TokenizerArguments(**{"tokenizer_model": model, "vocab_size": 600, **settings}))
+
+
+@WRITERS
+def test_decoding_gives_the_text_back_and_nothing_is_unknown(model, tmp_path):
+    tokenizer = writer(model)
+    tokenizer.save_pretrained(tmp_path)
+    for loaded in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        backend = loaded.backend_tokenizer
+        backend.encode_special_tokens = True  # as training does: "</s>" in a text is text
+        for text in [*ENGLISH, *KOREAN, *ODD]:
+            ids = backend.encode(text).ids
+            assert ids[-1] == loaded.eos_token_id and loaded.unk_token_id not in ids
+            assert not set(ids[:-1]) & set(range(5))
+            assert loaded.decode(ids, skip_special_tokens=True) == " ".join(text.split())
+            assert backend.encode(unicodedata.normalize("NFD", text)).ids == ids
+    assert not any(is_jamo(character) for token in tokenizer.get_vocab() for character in token)
+
+
+@WRITERS
+def test_special_tokens_of_what_writes_text(model):
+    tokenizer = writer(model, extra_ids=3)
+    names = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+    assert tokenizer.convert_tokens_to_ids(names) == list(range(8)) and set(names) == set(tokenizer.all_special_tokens)
+    assert (
+        (tokenizer.bos_token_id, tokenizer.eos_token_id) == (tokenizer.cls_token_id, tokenizer.sep_token_id) == (1, 2)
+    )
+    assert list(tokenizer("the dog")) == ["input_ids", "attention_mask"]
+    masked = tokenizer("the <mask> dog <extra_id_1>")["input_ids"]
+    assert [masked.count(number) for number in (2, 4, 6)] == [1, 1, 1]
+    pair = tokenizer("the dog", "the fox")["input_ids"]
+    assert pair == tokenizer("the dog")["input_ids"] + tokenizer("the fox")["input_ids"]
+    assert "<extra_id_0>" not in writer(model).get_vocab()
+
+
+@WRITERS
+def test_words_keep_their_space_and_punctuation_is_apart(model):
+    tokenizer = writer(model)
+    assert "▁the" in tokenizer.get_vocab() and not any("g." in token for token in tokenizer.get_vocab())
+    assert writer(model, lowercase=True).tokenize("The NAÏVE") == writer(model, lowercase=True).tokenize("the naïve")
+    plain = writer(model, strip_accents=True)
+    assert (
+        plain.tokenize("naïve") == plain.tokenize("naive")
+        and plain.decode(plain("영화는")["input_ids"][:-1]) == "영화는"
+    )
+
+
+@WRITERS
+def test_rare_characters_become_bytes(model):
+    text = "".join(chr(0xAC00 + number) for number in range(300))
+    tokenizer = train_tokenizer([*TEXTS * 20, text], TokenizerArguments(tokenizer_model=model, vocab_size=600))
+    assert len(tokenizer) <= 600
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    assert sum(token.startswith("<0x") for token in tokenizer.tokenize(text)) > 300
+
+
+def test_unigram_adds_up_all_ways_to_cut_a_word():
+    texts, pieces = ["abab", "ba", "aab"], ["a", "b", "ab", "ba", "aba"]
+    probabilities = np.array([0.3, 0.25, 0.2, 0.15, 0.1])
+    counts = np.array([3.0, 1.0, 2.0])
+
+    def ways(text: str) -> list[list[int]]:
+        firsts = [number for number, piece in enumerate(pieces) if text.startswith(piece)]
+        return [[one, *rest] for one in firsts for rest in ways(text[len(pieces[one]) :])] if text else [[]]
+
+    lattice = Lattice(texts, {piece: number for number, piece in enumerate(pieces)}, whole=True)
+    expected = np.zeros(5)
+    for text, count in zip(texts, counts, strict=True):
+        weights = np.array([probabilities[way].prod() for way in ways(text)])
+        for way, weight in zip(ways(text), weights / weights.sum(), strict=True):
+            np.add.at(expected, way, count * weight)
+    np.testing.assert_allclose(lattice.expected(probabilities, counts), expected)
+    best = [np.log(max(probabilities[way].prod() for way in ways(text))) for text in texts]
+    np.testing.assert_allclose(lattice.best(np.log(probabilities)), best)
+
+
+def test_unigram_finds_frequent_words_and_stems():
+    words = Counter({"▁the": 500, "▁walked": 20, "▁walking": 20, "▁talked": 20, "▁talking": 20, "▁xq": 1, "b" * 100: 1})
+    alphabet = sorted(set("".join(words)))
+    pieces = dict(train_unigram(words, alphabet, len(alphabet) + 6))
+    assert pieces.keys() >= {"▁the", *alphabet} and len(pieces) <= len(alphabet) + 6
+    assert any("alk" in piece for piece in pieces) and max(pieces, key=pieces.get) == "▁the"
+    assert list(pieces.values()) == sorted(pieces.values(), reverse=True) and all(np.isfinite(list(pieces.values())))
+    assert train_unigram(Counter(dict(reversed(words.items()))), alphabet, len(alphabet) + 6) == list(pieces.items())
+
+
+@WRITERS
+def test_bad_settings_of_writers(model):
+    with pytest.raises(InputError, match=r"--vocab_size 300 is too small: characters, bytes and special tokens alone"):
+        writer(model, vocab_size=300)
+    with pytest.raises(InputError, match="--tokenizer_model words: must be one of wordpiece, bpe, unigram"):
+        writer("words")
+    with pytest.raises(InputError, match="--extra_ids"):
+        trained(extra_ids=3)
+
+
+def test_needed_tokens_depend_on_the_model(tmp_path):
+    trained().save_pretrained(tmp_path)
+    arguments = TokenizerArguments(tokenizer_name=str(tmp_path))
+    with pytest.raises(InputError, match=r"it has no eos_token\. Give a tokenizer made for encoder-decoder models"):
+        load_tokenizer(arguments, list, "", needed_tokens=SEQ2SEQ_NEEDED_TOKENS)
+    writer("bpe").save_pretrained(tmp_path)
+    assert load_tokenizer(arguments, list, "").eos_token == "</s>"  # it can also mask, and frames blocks
 
 
 def test_sample_is_spread_over_the_corpus():

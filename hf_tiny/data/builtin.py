@@ -1,6 +1,7 @@
 """English prose that is on every machine where hf_tiny is installed: the docstrings of Python and of its packages.
 
-They are read from the source files without importing them. The text differs with the installed versions.
+They are read from the source files without importing them. The text differs with the installed versions. Labelled data
+is made of them and of the source itself; pairs of texts are dates in two languages.
 """
 
 import ast
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
+from datetime import date
 from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -26,7 +28,7 @@ from pydoc_data.topics import topics
 import datasets
 from tqdm.auto import tqdm
 
-from hf_tiny.data import python_trees
+from hf_tiny.data import dates, python_trees
 
 FORMAT_VERSION = 4  # Raise it when the cleaning changes.
 HELD_OUT = ("numpy", "huggingface_hub", "asyncio", "email", "unittest")
@@ -50,6 +52,9 @@ PARAGRAPH_LENGTHS = range(60, 500)  # characters
 TREEBANK_SIZES = {"train": 3000, "validation": 500}  # sentences
 SENTENCES_OF_MODULE = 40
 HELD_OUT_MODULES = 0.2
+PAIRS_VERSION = 1  # Raise it when the pairs change.
+PAIR_SIZES = {"train": 5000, "validation": 500}
+YEARS = range(1600, 2100)
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -223,3 +228,24 @@ def _split(module: str) -> str:
     """By the module's name alone, so that a module stays on its side."""
     digest = hashlib.blake2b(module.encode(), digest_size=8).digest()
     return "validation" if int.from_bytes(digest, "big") < HELD_OUT_MODULES * 2**64 else "train"
+
+
+# Pairs, for the recipes that write text
+
+
+def pair_files() -> tuple[list[str], list[str]]:
+    """Dates in English words, `source`, and in Korean ones, `target`: .tsv to train on and to evaluate on. The order is
+    turned round, 'sixteenth' becomes two syllables and 'nineteen' three; no date is in both."""
+    folder = _written(json.dumps(["pairs", PAIRS_VERSION, PAIR_SIZES, [YEARS.start, YEARS.stop]]), _write_pairs)
+    return [str(folder / "train.tsv")], [str(folder / "validation.tsv")]
+
+
+def _write_pairs(folder: Path) -> None:
+    chance = random.Random(0)
+    possible = range(date(YEARS.start, 1, 1).toordinal(), date(YEARS.stop, 1, 1).toordinal())
+    days = iter(chance.sample(possible, sum(PAIR_SIZES.values())))
+    folder.mkdir()
+    for split, size in PAIR_SIZES.items():
+        rows = [dates.pair(date.fromordinal(next(days)), chance.randrange(dates.FORMS)) for _ in range(size)]
+        lines = ("\t".join(row) + "\n" for row in [("source", "target"), *rows])
+        (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")

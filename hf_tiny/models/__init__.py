@@ -7,6 +7,7 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
@@ -20,6 +21,7 @@ from .electra import (
     HfTinyElectraModel,
 )
 from .linking import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
+from .seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration, HfTinySeq2SeqModel
 
 AUTO_CLASSES = {
     HfTinyElectraConfig: {
@@ -28,6 +30,10 @@ AUTO_CLASSES = {
         AutoModelForMaskedLM: HfTinyElectraForMaskedLM,
         AutoModelForSequenceClassification: HfTinyElectraForSequenceClassification,
         AutoModelForTokenClassification: HfTinyElectraForTokenClassification,
+    },
+    HfTinySeq2SeqConfig: {
+        AutoModel: HfTinySeq2SeqModel,
+        AutoModelForSeq2SeqLM: HfTinySeq2SeqForConditionalGeneration,
     },
     HfTinyTokenLinkingConfig: {AutoModel: HfTinyTokenLinkingModel},
 }

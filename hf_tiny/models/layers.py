@@ -5,8 +5,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -22,9 +24,64 @@ class HfTinyConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int) -> Tensor:
-    """Sum over the labels that are not -100, divided by `num_items`: their count over the whole optimiser step."""
-    return F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=-100) / num_items
+def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int, smoothing: float = 0.0) -> Tensor:
+    """Sum over the labels that are not -100, divided by `num_items`: their count over the whole optimiser step.
+
+    smoothing: the share of the target's probability that is spread evenly over all classes.
+    """
+    losses = F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=-100, label_smoothing=smoothing)
+    return losses / num_items
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Sums over the rows of x (n, size) of the smoothed and of the plain cross entropy of `weight @ x + bias` and labels.
+
+    Rows go through in chunks that stay in a CPU's cache, and each leaves its gradient at once: the logits of all rows
+    never exist, and what remains of the time is that of the three products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        classes = len(weight)
+        rows = max(64, (2**20 if x.device.type == "cpu" else 2**26) // classes)
+        low_x, low_weight, low_bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+        x_grad, weight_grad, bias_grad = (torch.zeros_like(tensor, dtype=torch.float) for tensor in (x, weight, bias))
+        loss, nll = x_grad.new_zeros(2)
+        for start in range(0, len(x), rows):
+            part = slice(start, start + rows)
+            label = labels[part, None]
+            log_probs = torch.addmm(low_bias, low_x[part], low_weight.mT).float().log_softmax(-1)  # (rows, classes)
+            plain = -log_probs.gather(1, label).sum()
+            nll += plain
+            loss += (1 - smoothing) * plain - smoothing / classes * log_probs.sum()
+            grad = log_probs.exp_().sub_(smoothing / classes)  # probabilities minus smoothed targets
+            grad.scatter_add_(1, label, grad.new_full(label.shape, smoothing - 1))
+            bias_grad += grad.sum(0)
+            grad = grad.to(dtype)
+            x_grad[part] = grad @ low_weight
+            weight_grad += grad.mT @ low_x[part]
+        ctx.save_for_backward(x_grad.to(x.dtype), weight_grad.to(weight.dtype), bias_grad.to(bias.dtype))
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, loss_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x_grad, weight_grad, bias_grad = ctx.saved_tensors
+        return x_grad * loss_grad, weight_grad * loss_grad, bias_grad * loss_grad, None, None, None
+
+
+def linear_cross_entropy(
+    x: Tensor, layer: nn.Linear, labels: Tensor, num_items: Tensor | int, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """`cross_entropy` of the output of `layer` for x (n, size), with smoothing and, without a gradient, without it."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    with torch.autocast(device, enabled=False):
+        loss, nll = LinearCrossEntropy.apply(x, layer.weight, layer.bias, labels, smoothing, dtype)
+    return loss / num_items, nll / num_items
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor, valid: Tensor | None, num_items: Tensor | int) -> Tensor:
@@ -69,7 +126,7 @@ def dropout_factor(x: Tensor, p: float) -> Tensor:
     kept = round((1 - p) * 2**16)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)
     numbers = bits.view(torch.int16)[: x.numel()].view(x.shape)  # -2**15 ... 2**15 - 1
-    return (numbers < kept - 2**15).to(x.dtype).mul_(2**16 / kept)
+    return (numbers <= kept - 2**15 - 1).to(x.dtype).mul_(2**16 / kept)
 
 
 class Dropout(nn.Dropout):
@@ -90,6 +147,13 @@ def rotary_angles(position_ids: Tensor, head_size: int, theta: float, dtype: tor
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def sinusoids(position_ids: Tensor, size: int, theta: float, dtype: torch.dtype) -> Tensor:
+    """The paper's position encodings (batch or 1, length, size), the sines before the cosines as in Marian: the paper
+    interleaves them, which is the same up to the order of the dimensions."""
+    cos, sin = rotary_angles(position_ids, size, theta, dtype)
+    return torch.cat((sin, cos), dim=-1).squeeze(2)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (x[i], x[i + half]) of x (..., length, heads, head_size) by its angle."""
     first, second = x.chunk(2, dim=-1)
@@ -107,6 +171,9 @@ def eager_attention(
     **kwargs,
 ) -> tuple[Tensor, Tensor]:
     scores = query * scaling @ key.mT  # (batch, heads, query, key)
+    if attention_mask is None and module.is_causal:  # masks made for sdpa leave look-ahead to the kernel
+        lengths = scores.shape[-2:]
+        attention_mask = torch.ones(lengths, dtype=torch.bool, device=query.device).tril(lengths[1] - lengths[0])
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
@@ -115,42 +182,122 @@ def eager_attention(
     return (weights @ value).transpose(1, 2), weights
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with one projection for query, key and value, through transformers' interface."""
+class Attention(nn.Module):
+    """Multi-head scaled dot-product attention through transformers' interface. A subclass says what query, key and value
+    are projections of, in `num_heads` heads of `key_size`, and has the projection `out` to the hidden size."""
 
     is_causal = False
 
-    def __init__(self, config: PreTrainedConfig, hidden_size: int, num_heads: int):
+    def __init__(self, config: PreTrainedConfig, num_heads: int, key_size: int):
         super().__init__()
         self.config = config
-        self.head_size = hidden_size // num_heads
-        self.scaling = self.head_size**-0.5
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.out = nn.Linear(hidden_size, hidden_size)
+        self.num_heads = num_heads
+        self.head_size = key_size
+        self.scaling = key_size**-0.5
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
-    def forward(
-        self, x: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor] | None, **kwargs
+    def heads(self, x: Tensor) -> Tensor:
+        """(batch, length, heads * size) to (batch, length, heads, size)."""
+        return x.unflatten(-1, (self.num_heads, -1))
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
-        qkv = self.qkv(x).unflatten(-1, (3, -1, self.head_size))  # (batch, length, 3, heads, head_size)
-        query, key, value = qkv.unbind(2)
-        if angles is not None:
-            query, key = rotate(query, *angles), rotate(key, *angles)
+        """From (batch, heads, length, size) each to states (batch, query, heads * size) and, where known, the weights."""
         dropout = self.dropout.p if self.training else 0.0
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        if dropout and x.device.type == "cpu" and self.config._attn_implementation == "sdpa":
+        if dropout and query.device.type == "cpu" and self.config._attn_implementation == "sdpa":
             attend = eager_attention  # on a CPU, sdpa has no fused kernel with dropout, and its fallback is slower
-        y, weights = attend(
-            self,
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attention_mask,
-            scaling=self.scaling,
-            dropout=dropout,
-            **kwargs,
-        )
-        return self.out(y.flatten(2)), weights
+        y, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs)
+        return y.flatten(2), weights
+
+
+class SelfAttention(Attention):
+    """One projection for query, key and value.
+
+    head_sizes: of keys (and queries) and of values, in one head.
+    causal: a token sees itself and those before it. A cache then holds those before it of layer `layer_idx`.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        hidden_size: int,
+        num_heads: int,
+        head_sizes: tuple[int, int] | None = None,
+        causal: bool = False,
+        layer_idx: int = 0,
+    ):
+        key_size, value_size = head_sizes or (hidden_size // num_heads,) * 2
+        super().__init__(config, num_heads, key_size)
+        self.is_causal = causal
+        self.layer_idx = layer_idx
+        self.sizes = [num_heads * size for size in (key_size, key_size, value_size)]
+        self.qkv = nn.Linear(hidden_size, sum(self.sizes))
+        self.out = nn.Linear(num_heads * value_size, hidden_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        angles: tuple[Tensor, Tensor] | None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = (self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1))
+        if angles is not None:
+            query, key = rotate(query, *angles), rotate(key, *angles)
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (batch, heads, length, size)
+        if past_key_values is not None:
+            key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+        y, weights = self.attend(query, key, value, attention_mask, **kwargs)
+        return self.out(y), weights
+
+
+class CrossAttention(Attention):
+    """Queries from one sequence, keys and values from another: with a cache they are computed once, for all steps.
+
+    There may be several queries' sequences, one after the other, for each sequence of keys: its beams, or its samples.
+    They share its keys and values, as if they were one longer sequence.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, hidden_size: int, num_heads: int, head_sizes: tuple[int, int], layer_idx: int
+    ):
+        key_size, value_size = head_sizes
+        super().__init__(config, num_heads, key_size)
+        self.layer_idx = layer_idx
+        self.sizes = [num_heads * size for size in head_sizes]
+        self.query = nn.Linear(hidden_size, num_heads * key_size)
+        self.key_value = nn.Linear(hidden_size, sum(self.sizes))
+        self.out = nn.Linear(num_heads * value_size, hidden_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Tensor | None]:
+        """x (batch * copies, length, hidden), memory (batch, source, hidden)."""
+        key, value = self.keys_and_values(memory, past_key_values)
+        batch, length = key.shape[0], x.shape[1]
+        query = self.heads(self.query(x).reshape(batch, -1, self.sizes[0])).transpose(1, 2)
+        y, weights = self.attend(query, key, value, attention_mask, **kwargs)
+        if weights is not None:
+            weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
+        return self.out(y.reshape(*x.shape[:2], -1)), weights
+
+    def keys_and_values(self, memory: Tensor, past_key_values: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            known = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            return known.keys, known.values
+        key, value = (self.heads(part).transpose(1, 2) for part in self.key_value(memory).split(self.sizes, dim=-1))
+        if past_key_values is not None:
+            past_key_values.is_updated[self.layer_idx] = True
+            return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+        return key, value
 
 
 class FeedForward(nn.Module):
@@ -167,10 +314,17 @@ class FeedForward(nn.Module):
 class EncoderBlock(GradientCheckpointingLayer):
     """Attention, then feed-forward, each with a residual; the norm after the sum (as in BERT) or before the layer."""
 
-    def __init__(self, config: PreTrainedConfig, hidden_size: int, num_heads: int, intermediate_size: int):
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        hidden_size: int,
+        num_heads: int,
+        intermediate_size: int,
+        head_sizes: tuple[int, int] | None = None,
+    ):
         super().__init__()
         self.norm_first = config.norm_first
-        self.attention = SelfAttention(config, hidden_size, num_heads)
+        self.attention = SelfAttention(config, hidden_size, num_heads, head_sizes)
         self.attention_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
         self.feed_forward = FeedForward(config, hidden_size, intermediate_size)
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)

@@ -1,0 +1,451 @@
+"""The encoder-decoder Transformer (Vaswani et al., 2017): one sequence in, another out."""
+
+from dataclasses import dataclass
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .heads import count_items
+from .layers import (
+    CrossAttention,
+    Dropout,
+    EncoderBlock,
+    FeedForward,
+    HfTinyConfig,
+    SelfAttention,
+    cross_entropy,
+    linear_cross_entropy,
+    rotary_angles,
+    sinusoids,
+)
+
+POSITIONS = ("sinusoidal", "learned", "rotary")
+THETA = 10_000.0  # of sinusoidal and rotary positions
+
+
+@strict
+class HfTinySeq2SeqConfig(HfTinyConfig):
+    """The paper's base model. Where two sizes are usually the same, None takes the other one's.
+
+    decoder_layers: `encoder_layers` when None.
+    qk_head_dim, v_head_dim: the size of keys and of values in one head (d_k and d_v); `hidden_size` / heads when None.
+    position_embedding_type: "sinusoidal", "learned" (up to `max_position_embeddings`) or "rotary".
+    norm_first: LayerNorm before each layer instead of after the residual sum.
+    scale_embedding: multiply embeddings by the square root of `hidden_size`.
+    label_smoothing: the share of each target's probability that the loss spreads over the vocabulary.
+    """
+
+    model_type = "hf_tiny_seq2seq"
+    attribute_map = {"num_hidden_layers": "encoder_layers"}
+    keys_to_ignore_at_inference = ["past_key_values", "nll"]
+
+    vocab_size: int = 37000
+    hidden_size: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int | None = None
+    num_attention_heads: int = 8
+    qk_head_dim: int | None = None
+    v_head_dim: int | None = None
+    intermediate_size: int = 2048
+    hidden_act: str = "relu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.0
+    max_position_embeddings: int = 1024
+    position_embedding_type: str = "sinusoidal"
+    norm_first: bool = False
+    scale_embedding: bool = True
+    label_smoothing: float | int = 0.1
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = 3
+    decoder_start_token_id: int | None = 2
+    tie_word_embeddings: bool = True
+    is_encoder_decoder: bool = True
+
+    def __post_init__(self, **kwargs):
+        if self.decoder_layers is None:
+            self.decoder_layers = self.encoder_layers
+        super().__post_init__(**kwargs)
+        if self.position_embedding_type not in POSITIONS:
+            raise ValueError(f"position_embedding_type={self.position_embedding_type!r}: choose one of {POSITIONS}.")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={self.hidden_act!r} is not known: choose relu, gelu or another of ACT2FN.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing}: choose a share from 0 to below 1.")
+        if None in (self.qk_head_dim, self.v_head_dim) and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} heads: change one of "
+                "them, or give qk_head_dim and v_head_dim."
+            )
+        turned = {"sinusoidal": self.hidden_size, "rotary": self.head_sizes[0]}.get(self.position_embedding_type, 0)
+        if turned % 2:
+            raise ValueError(f"{self.position_embedding_type} positions need an even size, not {turned}.")
+
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        """Of keys and of values, in one head."""
+        size = self.hidden_size // self.num_attention_heads
+        return self.qk_head_dim or size, self.v_head_dim or size
+
+
+@dataclass
+class HfTinySeq2SeqLMOutput(Seq2SeqLMOutput):
+    """
+    loss: with label smoothing; nll: without it, and without a gradient. Both are divided by the count of labels.
+    logits (batch, length, vocabulary): not in training, when there are labels.
+    """
+
+    nll: Tensor | None = None
+
+
+def top_k(x: Tensor, k: int, block: int = 128) -> tuple[Tensor, Tensor]:
+    """`x.topk(k)` of long rows (n, length), on a CPU 5 times as fast: it looks only into the blocks with the largest maxima,
+    and at the end of the row that fills no block."""
+    whole = x.shape[1] // block * block
+    best = x[:, :whole].unflatten(1, (-1, block)).amax(-1)  # (n, blocks)
+    best = best.topk(min(k, best.shape[1])).indices
+    inside = torch.arange(block, device=x.device)
+    rest = torch.arange(whole, x.shape[1], device=x.device).expand(len(x), -1)
+    places = torch.cat(((best[:, :, None] * block + inside).flatten(1), rest), dim=1)
+    values, chosen = x.gather(1, places).topk(k)
+    return values, places.gather(1, chosen)
+
+
+class DecoderBlock(GradientCheckpointingLayer):
+    """Like `EncoderBlock`, and between its two layers attention to what the encoder says."""
+
+    def __init__(self, config: HfTinySeq2SeqConfig, layer_idx: int):
+        super().__init__()
+        size, heads, eps = config.hidden_size, config.num_attention_heads, config.layer_norm_eps
+        self.norm_first = config.norm_first
+        self.attention = SelfAttention(config, size, heads, config.head_sizes, causal=True, layer_idx=layer_idx)
+        self.attention_norm = nn.LayerNorm(size, eps=eps)
+        self.cross_attention = CrossAttention(config, size, heads, config.head_sizes, layer_idx)
+        self.cross_attention_norm = nn.LayerNorm(size, eps=eps)
+        self.feed_forward = FeedForward(config, size, config.intermediate_size)
+        self.feed_forward_norm = nn.LayerNorm(size, eps=eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        return norm(x) if self.norm_first else x
+
+    def after(self, norm: nn.LayerNorm, y: Tensor, x: Tensor) -> Tensor:
+        x = self.dropout(y, residual=x)
+        return x if self.norm_first else norm(x)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        angles: tuple[Tensor, Tensor] | None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs,
+    ) -> Tensor:
+        cache = {"past_key_values": past_key_values}
+        y, _ = self.attention(self.before(self.attention_norm, x), attention_mask, angles, **cache, **kwargs)
+        x = self.after(self.attention_norm, y, x)
+        norm = self.cross_attention_norm
+        y, _ = self.cross_attention(self.before(norm, x), memory, memory_mask, **cache, **kwargs)
+        x = self.after(norm, y, x)
+        return self.after(self.feed_forward_norm, self.feed_forward(self.before(self.feed_forward_norm, x)), x)
+
+
+class HfTinySeq2SeqPreTrainedModel(PreTrainedModel):
+    config: HfTinySeq2SeqConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    # transformers cuts the queries that flash attention gets by the mask of the keys: wrong when the two are of different
+    # lengths and the source is padded.
+    _supports_flash_attn = False
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ["EncoderBlock", "DecoderBlock"]
+
+
+class Positions(nn.Module):
+    """Word embeddings to the first layer's input: scaled, with the positions that are added to them, and dropout."""
+
+    def __init__(self, config: HfTinySeq2SeqConfig):
+        super().__init__()
+        self.kind = config.position_embedding_type
+        self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
+        self.key_size = config.head_sizes[0]
+        if self.kind == "learned":
+            self.embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, past: int | Tensor = 0) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """x (batch, length, hidden), of which `past` places came before; also the angles, for rotary positions."""
+        position_ids = torch.arange(x.shape[1], device=x.device)[None] + past
+        if self.kind == "rotary":
+            return self.dropout(x * self.scale), rotary_angles(position_ids, self.key_size, THETA, x.dtype)
+        if self.kind == "sinusoidal":
+            places = sinusoids(position_ids, x.shape[-1], THETA, x.dtype)
+        else:
+            known = self.embeddings.num_embeddings
+            if not torch.compiler.is_compiling() and x.shape[1] + int(past) > known:
+                raise ValueError(f"{x.shape[1] + past} tokens, but max_position_embeddings is {known}.")
+            places = self.embeddings(position_ids)
+        return self.dropout(torch.add(places, x, alpha=self.scale)), None
+
+
+class HfTinySeq2SeqEncoder(HfTinySeq2SeqPreTrainedModel):
+    """It also owns the word embeddings, which the decoder and the output layer share."""
+
+    _input_embed_layer = "word_embeddings"
+    _can_record_outputs = {"hidden_states": EncoderBlock, "attentions": SelfAttention}
+
+    def __init__(self, config: HfTinySeq2SeqConfig):
+        super().__init__(config)
+        size = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.positions = Positions(config)
+        self.layers = nn.ModuleList(
+            EncoderBlock(config, size, config.num_attention_heads, config.intermediate_size, config.head_sizes)
+            for _ in range(config.encoder_layers)
+        )
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if config.norm_first else nn.Identity()
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutput:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+        x, angles = self.positions(self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds)
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
+        for layer in self.layers:
+            x = layer(x, mask, angles, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(x))
+
+
+class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
+    _can_record_outputs = {
+        "hidden_states": DecoderBlock,
+        "attentions": SelfAttention,
+        "cross_attentions": CrossAttention,
+    }
+
+    def __init__(self, config: HfTinySeq2SeqConfig):
+        super().__init__(config)
+        self.positions = Positions(config)
+        self.layers = nn.ModuleList(DecoderBlock(config, index) for index in range(config.decoder_layers))
+        norm_first = config.norm_first
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if norm_first else nn.Identity()
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor,
+        encoder_attention_mask: Tensor | None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """`inputs_embeds` may hold several sequences for each of `encoder_hidden_states`: see `CrossAttention`."""
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        x, angles = self.positions(inputs_embeds, past)
+        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        mask = create_causal_mask(self.config, x, attention_mask, own_cache)  # padding and look-ahead in one
+        memory = encoder_hidden_states
+        memory_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=x.reshape(memory.shape[0], -1, x.shape[-1]),
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=memory,
+        )
+        for layer in self.layers:
+            x = layer(x, memory, mask, memory_mask, angles, past_key_values=past_key_values, **kwargs)
+        return BaseModelOutputWithPastAndCrossAttentions(self.norm(x), past_key_values)
+
+
+class HfTinySeq2SeqModel(HfTinySeq2SeqPreTrainedModel):
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head"]
+
+    def __init__(self, config: HfTinySeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = HfTinySeq2SeqEncoder(config)
+        self.decoder = HfTinySeq2SeqDecoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.encoder.word_embeddings = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqModelOutput:
+        """
+        decoder_attention_mask: what of the decoder's own tokens is not padding; not needed for padding at the end, which
+            no earlier token sees.
+        inputs_embeds, decoder_inputs_embeds: what `get_input_embeddings()` gives, not yet scaled.
+        """
+        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+            raise ValueError("Give labels, or exactly one of decoder_input_ids and decoder_inputs_embeds.")
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs)
+        elif isinstance(encoder_outputs, tuple):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        if decoder_inputs_embeds is None:
+            decoder_inputs_embeds = self.encoder.word_embeddings(decoder_input_ids)
+        outputs = self.decoder(
+            decoder_inputs_embeds,
+            decoder_attention_mask,
+            encoder_outputs.last_hidden_state,
+            attention_mask,
+            past_key_values,
+            return_dict=True,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.word_embeddings.weight"}
+
+    def __init__(self, config: HfTinySeq2SeqConfig):
+        super().__init__(config)
+        self.model = HfTinySeq2SeqModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> HfTinySeq2SeqLMOutput:
+        """
+        labels (batch, length): the target, -100 where there is none. The decoder reads them shifted right (teacher
+            forcing), unless its own input is given.
+        logits_to_keep: only at so many of the last places, or at these places; all when 0.
+        num_items_in_batch: how many labels the whole optimiser step has; counted in this batch when None.
+        """
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            past_key_values,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        x, smoothing = outputs.last_hidden_state, self.config.label_smoothing
+        loss = nll = logits = None
+        if labels is None:
+            logits = self.lm_head(slice_logits_to_keep(x, logits_to_keep))
+        elif self.training and type(self.lm_head) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
+            known, count = labels.ne(-100), count_items(labels, num_items_in_batch)
+            loss, nll = linear_cross_entropy(x[known], self.lm_head, labels[known], count, smoothing)
+        else:
+            logits, count = self.lm_head(x), count_items(labels, num_items_in_batch)
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), count, smoothing)
+            nll = cross_entropy(logits.detach().flatten(0, 1), labels.flatten(), count)
+        known_already = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return HfTinySeq2SeqLMOutput(loss=loss, logits=logits, nll=nll, **known_already)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shifted right behind the start token; -100 becomes padding afterwards."""
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            raise ValueError("The config needs decoder_start_token_id and pad_token_id to shift labels to the right.")
+        shifted = torch.cat((labels.new_full((labels.shape[0], 1), start), labels[:, :-1]), dim=1)
+        return shifted.masked_fill(shifted == -100, pad)
+
+    # Faster ways to do what GenerationMixin does. The beams (or samples) of a text share what the encoder said of it, and
+    # the keys and values made from that: nothing of it is copied for beams, or moved when they change places.
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = True, input_ids: Tensor | None = None, **model_kwargs
+    ) -> tuple[Tensor, dict]:
+        names = ("encoder_outputs", "attention_mask")
+        shared = {name: model_kwargs.pop(name) for name in names if name in model_kwargs}
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
+        return input_ids, {**model_kwargs, **shared}
+
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
+
+    def _get_top_k_continuations(self, accumulated_log_probs: Tensor, **given) -> tuple[Tensor, Tensor, Tensor]:
+        """The best continuations of a text's beams: their scores, tokens so far, and the beams that they come from."""
+        if given["do_sample"]:
+            return super()._get_top_k_continuations(accumulated_log_probs=accumulated_log_probs, **given)
+        scores, places = top_k(accumulated_log_probs, given["beams_to_keep"])  # (batch, kept)
+        vocab_size = accumulated_log_probs.shape[1] // given["num_beams"]
+        beams, tokens = places // vocab_size, places % vocab_size
+        sequences = self._gather_beams(given["running_sequences"], beams)
+        sequences[:, :, given["cur_len"]] = tokens
+        origins = self._gather_beams(given["running_beam_indices"], beams)
+        first_beams = torch.arange(0, given["batch_size"] * given["num_beams"], given["num_beams"], device=beams.device)
+        origins[:, :, given["cur_len"] - given["decoder_prompt_len"]] = beams + first_beams[:, None]
+        return scores, sequences, origins
