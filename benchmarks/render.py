@@ -89,8 +89,8 @@ def add_pair(name: str, scratch: Path, pretrained: Path, figure: str, what: str)
             "figure": figure.removeprefix("eval_").replace("_", " "),
             "scratch": spread(results[0], figure),
             "pretrained": spread(results[1], figure),
-            "gain": round(100 * (results[1][figure] - results[0][figure]), 1),
-            "minutes": round(minutes / 60, 1),
+            "gain": f"{100 * (results[1][figure] - results[0][figure]):+.1f}",
+            "minutes": f"{minutes / 60:.1f}",
             "all": {"scratch": results[0], "pretrained": results[1]},
         },
     }

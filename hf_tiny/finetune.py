@@ -29,8 +29,8 @@ class FinetuneConfig(TransferArguments, TokenizerArguments, TrainConfig):
     """The flags that every fine-tuning recipe has."""
 
     vocab_size: int = flag(4096, "Size of the vocabulary to train, when there is no tokenizer yet.")
-    num_train_epochs: float = flag(10.0, "Passes over the training data.")
-    learning_rate: float = flag(5e-4, "Peak learning rate.")
+    num_train_epochs: float = flag(5.0, "Passes over the training data.")
+    learning_rate: float = flag(5e-4, "Peak rate: about 1e-3 for a tiny model, 3e-4 for a small, 5e-5 for a base one.")
     max_tokens: int = flag(4096, "Tokens in a micro-batch, with its padding; with --per_device_train_batch_size texts.")
     eval_steps: int = flag(0, "Steps between evaluations; 0 evaluates at the end only.")
     save_steps: int = flag(0, "Steps between checkpoints; 0 saves at the end only.")

@@ -159,16 +159,19 @@ def hardware() -> str:
     return f"{platform.machine()} CPU"
 
 
-def print_summary(output_dir: Path, model: PreTrainedModel, results: dict[str, float]) -> None:
+def print_summary(output_dir: Path, results: dict[str, float], about: dict) -> None:
     """A table of the figures, and the commands to run next."""
     print(f"\n{'=' * 72}")
     for name, value in results.items():
         print(f"  {name:34s} {value:>20,.4f}" if isinstance(value, float) else f"  {name:34s} {value:>20,}")
+    use = f"import hf_tiny; from transformers import AutoModel; AutoModel.from_pretrained({str(output_dir)!r})"
+    if task := about.get("filled", {}).get("pipeline"):
+        use = f"import hf_tiny; from transformers import pipeline; pipeline({task!r}, model={str(output_dir)!r})"
     print(
         f"{'=' * 72}\n"
         f"  curves:  {output_dir / 'curves.png'}\n"
         f"  card:    {output_dir / 'README.md'}\n"
-        f"  load it: import hf_tiny; from transformers import AutoModel; AutoModel.from_pretrained({str(output_dir)!r})\n"
+        f"  use it:  {use}\n"
         f"  push it: python -m hf_tiny.hub {output_dir} --hub_model_id you/{output_dir.resolve().name}"
     )
 

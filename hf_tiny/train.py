@@ -600,7 +600,7 @@ class Run:
                 for evaluation in filter(None, (self.evaluate, self.test)):
                     evaluation.write_report(self.output_dir)
                 hub.write_card(self.output_dir, self.bare_model, results, self.card)
-            hub.print_summary(self.output_dir, self.bare_model, results)
+            hub.print_summary(self.output_dir, results, self.card)
             if config.push_to_hub:
                 hub.push(self.output_dir, config.hub_model_id, config.hub_private_repo)
         for tracker in self.accelerator.trackers:

@@ -47,7 +47,7 @@ TINY = {  # the model that is trained from scratch when no other is named
 HEADS = (AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification)
 LOWEST = {"slow_start_steps": 0, "unfreeze_steps": 0, "trainable_layers": -1, "l2_sp": 0, "reinit_layers": 0,
           "lora_rank": 0}  # fmt: skip
-NEED_PRETRAINED = {"trainable_layers": -1, "l2_sp": 0, "reinit_layers": 0, "lora_rank": 0, "measure_forgetting": None}
+NEED_PRETRAINED = {"trainable_layers": -1, "reinit_layers": 0, "lora_rank": 0, "measure_forgetting": None}
 FORGETTING_BLOCKS, FORGETTING_LENGTH, FORGETTING_MASKED = 256, 64, 0.15
 FORGETTING_FIGURES = ("mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_auc")
 
@@ -63,7 +63,7 @@ class TransferArguments:
     slow_start_steps: int = flag(0, "For so many steps only the head learns.")
     unfreeze_steps: int = flag(0, "Then another layer begins to learn every so many steps, from the last one down.")
     trainable_layers: int = flag(-1, "-1 trains all; 0 only the head; n the head and the n last layers.")
-    l2_sp: float = flag(0.0, "Decay the encoder's weights towards where they started, with this strength.")
+    l2_sp: float = flag(1.0, "A pretrained encoder's weights decay towards where they started; 0: towards zero.")
     reinit_layers: int = flag(0, "Forget so many of the last layers before training.")
     lora_rank: int = flag(0, "Train adapters of this rank (and the head) instead of the encoder's weights.")
     measure_forgetting: list[str] | None = flag(
@@ -83,8 +83,8 @@ def check(recipe: TransferArguments) -> None:
         raise InputError(f"--layer_decay {recipe.layer_decay:g}: it must be above 0 and at most 1.")
     if recipe.head_lr_factor <= 0:
         raise InputError(f"--head_lr_factor {recipe.head_lr_factor:g}: it must be above 0.")
-    if recipe.lora_rank and (recipe.l2_sp or recipe.reinit_layers):
-        raise InputError("--lora_rank leaves the encoder's weights as they are: drop --l2_sp and --reinit_layers.")
+    if recipe.lora_rank and recipe.reinit_layers:
+        raise InputError("--lora_rank leaves the encoder's weights as they are: drop --reinit_layers.")
     if -1 < recipe.trainable_layers < recipe.reinit_layers:
         raise InputError("--reinit_layers must not exceed --trainable_layers: what is forgotten must be trained.")
     for name, unused in NEED_PRETRAINED.items():
@@ -233,7 +233,7 @@ def prepare(model: PreTrainedModel, recipe) -> tuple[list[dict], list[Callback]]
         slow_start_steps=recipe.slow_start_steps,
         unfreeze_steps=recipe.unfreeze_steps,
     )
-    if recipe.l2_sp:
+    if recipe.l2_sp and recipe.model_name_or_path and not recipe.lora_rank:
         # What was forgotten has nowhere to be pulled to.
         pulled = [g for g in groups if g["depth"] is not None and g["depth"] <= top - recipe.reinit_layers]
         for group in pulled:

@@ -144,5 +144,5 @@ def test_the_summary_names_figures_and_next_commands(pushed):
     run, ended = pushed
     for name in json.loads((run / "all_results.json").read_text()):
         assert f"  {name} " in ended.out
-    for words in (f"curves:  {run / 'curves.png'}", f"card:    {run / 'README.md'}", "load it: ", "push it: "):
+    for words in (f"curves:  {run / 'curves.png'}", f"card:    {run / 'README.md'}", "use it:  ", "push it: "):
         assert words in ended.out

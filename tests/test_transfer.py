@@ -233,7 +233,14 @@ def test_strong_l2_sp_keeps_the_body_and_leaves_the_head():
 
 def test_l2_sp_pulls_by_rate_times_strength():
     model = classifier()
-    recipe = Recipe(learning_rate=1e-2, l2_sp=20.0, warmup_steps=1, lr_scheduler_type="constant", weight_decay=0.5)
+    recipe = Recipe(
+        model_name_or_path="some",
+        learning_rate=1e-2,
+        l2_sp=20.0,
+        warmup_steps=1,
+        lr_scheduler_type="constant",
+        weight_decay=0.5,
+    )
     groups, (pull,) = transfer.prepare(model, recipe)
     assert {group["weight_decay"] for group in groups if group["depth"] is not None} == {0.0}
     assert groups[0]["weight_decay"] == 0.5  # the head's
@@ -316,7 +323,7 @@ def test_lora_without_peft_says_how_to_get_it():
         ({"head_lr_factor": 0.0}, "--head_lr_factor 0"),
         ({"slow_start_steps": -1}, "--slow_start_steps -1"),
         ({"trainable_layers": -2}, "--trainable_layers -2"),
-        ({"lora_rank": 4, "l2_sp": 0.1}, "--lora_rank leaves"),
+        ({"lora_rank": 4, "reinit_layers": 1}, "--lora_rank leaves"),
         ({"reinit_layers": 2, "trainable_layers": 1}, "must be trained"),
         ({"config_name": "other"}, "not both"),
         ({"lora_rank": 4, "model_name_or_path": None}, "--lora_rank needs a pretrained encoder"),
