@@ -111,7 +111,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
-    epochs = 1 if arguments.quick else 3
+    epochs = 1 if arguments.quick else 2
     work = Work(300 if arguments.quick else None)
 
     rates = {side: [] for side in (OURS, *PEERS)}

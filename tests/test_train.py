@@ -226,6 +226,9 @@ class Scripted:
     def compute(self, results):
         return {}
 
+    def write_report(self, folder):
+        assert folder.is_dir()
+
 
 @pytest.fixture
 def scripted(monkeypatch):

@@ -488,7 +488,7 @@ def test_forgetting_is_zero_without_training_and_grows_with_the_damage(pretraine
     recipe = Recipe(model_name_or_path=pretrained, measure_forgetting=[text])
     model = transfer.start_model(recipe, AutoModelForSequenceClassification, tokenizer)
     state = torch.get_rng_state()
-    _, (forgetting,) = transfer.prepare(model, recipe)
+    _, (_, forgetting) = transfer.prepare(model, recipe)  # the first pulls towards the start: L2-SP
     assert torch.equal(torch.get_rng_state(), state)
     figures = forgetting.on_train_end(SimpleNamespace(step=1, max_steps=1), model)
     names = {f"forgetting_{name}_{when}" for name in transfer.FORGETTING_FIGURES for when in ("before", "after")}
