@@ -107,11 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer texts, one epoch: a check, not a measurement")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2, help="more of them to compare accuracies, fewer for speed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
-    epochs = 1 if arguments.quick else 2
+    epochs = 1 if arguments.quick else arguments.epochs
     work = Work(300 if arguments.quick else None)
 
     rates = {side: [] for side in (OURS, *PEERS)}
