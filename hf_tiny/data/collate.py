@@ -192,15 +192,17 @@ def pair_batch(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], pad
     sizes = torch.tensor([len(source) for source in sources])
     items = sum(map(len, targets))
     return {
-        "input_ids": _padded(sources, pad_token_id),
+        "input_ids": pad_right(sources, pad_token_id),
         "attention_mask": (torch.arange(int(sizes.max())) < sizes[:, None]).long(),
-        "labels": _padded(targets, -100),
+        "labels": pad_right(targets, -100),
         "num_items_in_batch": torch.tensor([items, int(sizes.sum()) + items]),
     }
 
 
-def _padded(arrays: Sequence[np.ndarray], value: int) -> Tensor:
-    padded = np.full((len(arrays), max(map(len, arrays))), value, dtype=np.int64)
+def pad_right(arrays: Sequence[np.ndarray], value: int) -> Tensor:
+    """The arrays one below the other, filled up on the right."""
+    longest = max(map(len, arrays))
+    padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), value, dtype=arrays[0].dtype)
     for row, array in zip(padded, arrays, strict=True):
         row[: len(array)] = array
     return torch.from_numpy(padded)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_tiny.data.collate import pad_right
 from hf_tiny.data.tagged import Sentence, TaggedArguments, Text
 
 IGNORED = -100  # What the losses of torch and transformers skip.
@@ -318,13 +319,7 @@ def _tokens(rows: Sequence[Feature], pad_token_id: int, items: int) -> dict[str,
 
 
 def _padded(rows: Sequence[Feature], name: str, value: int) -> Tensor:
-    """The arrays one below the other, filled up on the right."""
-    arrays = [row[name] for row in rows]
-    longest = max(map(len, arrays))
-    padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), value, dtype=arrays[0].dtype)
-    for target, array in zip(padded, arrays, strict=True):
-        target[: len(array)] = array
-    return torch.from_numpy(padded)
+    return pad_right([row[name] for row in rows], value)
 
 
 def _numbers(rows: Sequence[Feature], name: str) -> Tensor:
