@@ -524,10 +524,13 @@ def collect_pairs(outputs: ModelOutput, batch: Batch) -> Results:
     return {**results, "nll": _sum_and_items(ModelOutput(loss=nll), batch)["loss"]}
 
 
-def compute_pairs(references: Sequence[str] | None = None) -> Callable[[Results], dict[str, float]]:
-    """references: the right text of each example, if the model is to write."""
+def compute_pairs(
+    references: Sequence[str] | None = None, baselines: dict[str, Sequence[str]] | None = None
+) -> Callable[[Results], dict[str, float]]:
+    """references: the right text of each example, if the model is to write.
+    baselines: what somebody who has learned nothing would write, to be scored beside it."""
     metric = Translation(keep_in_memory=True)
-    logged = set()
+    logged, beside = set(), {}
 
     def compute(results: Results) -> dict[str, float]:
         figures = {"loss": _mean_loss(results)}
@@ -539,6 +542,11 @@ def compute_pairs(references: Sequence[str] | None = None) -> Callable[[Results]
             for name in sorted(metric.signatures.keys() - logged):
                 logger.info(f"{name}: sacreBLEU {metric.signatures[name]}")
             logged.update(metric.signatures)
+            for baseline, texts in ({} if beside else baselines or {}).items():
+                beside.update(
+                    {f"{baseline}_{name}": value for name, value in metric._compute(texts, references).items()}
+                )
+            figures |= beside
         return figures
 
     return compute

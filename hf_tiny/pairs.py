@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, Pr
 from . import checkpoint, hub
 from .data.parallel import Pair, write_pairs
 from .errors import InputError
-from .metrics import Results, predict_pairs
+from .metrics import Generation, Results, collect_pairs, compute_pairs, generate_texts, predict_pairs
 from .models.seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration
 from .tokenizer import SEQ2SEQ_NEEDED_TOKENS, load_tokenizer
 from .train import Callback, TrainState
@@ -29,6 +30,17 @@ MODELS = {  # the paper's base and big, and a tiny one for small sets and machin
     "big": {"hidden_size": 1024, "encoder_layers": 6, "num_attention_heads": 16, "intermediate_size": 4096},
 }  # fmt: skip
 SAMPLES = 3  # shown after each evaluation
+
+
+def check(recipe) -> None:
+    for name in ("num_beams", "average_checkpoints"):
+        if vars(recipe)[name] < 1:
+            raise InputError(f"--{name} {vars(recipe)[name]}: it must be above 0.")
+    if recipe.load_best_model_at_end and recipe.average_checkpoints > 1:
+        raise InputError(
+            f"--load_best_model_at_end and --average_checkpoints {recipe.average_checkpoints}: the finished model is the "
+            "best or a mean. Give --average_checkpoints 1 for the best."
+        )
 
 
 def start_tokenizer(
@@ -56,9 +68,12 @@ def _check_encoder_decoder(name: str) -> None:
 
 def start_model(recipe, tokenizer: PreTrainedTokenizerBase, **settings) -> PreTrainedModel:
     """The encoder-decoder named in the recipe, else one of its size from scratch, with these settings."""
+    settings = {"hidden_dropout_prob": recipe.dropout, **settings}
     if recipe.model_name_or_path:
         try:
-            model = AutoModelForSeq2SeqLM.from_pretrained(recipe.model_name_or_path).float()
+            config = AutoConfig.from_pretrained(recipe.model_name_or_path)
+            changes = settings if isinstance(config, HfTinySeq2SeqConfig) else _native_settings(config, settings)
+            model = AutoModelForSeq2SeqLM.from_pretrained(recipe.model_name_or_path, **changes).float()
         except (OSError, ValueError) as error:
             raise InputError(
                 f"--model_name_or_path {recipe.model_name_or_path}: no encoder-decoder could be loaded: {error}"
@@ -79,13 +94,19 @@ def start_model(recipe, tokenizer: PreTrainedTokenizerBase, **settings) -> PreTr
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             decoder_start_token_id=start,
-            hidden_dropout_prob=recipe.dropout,
-            **MODELS[recipe.size],
-            **settings,
+            **{**MODELS[recipe.size], **settings},
         )
         return HfTinySeq2SeqForConditionalGeneration(config)
     except ValueError as error:
         raise InputError(str(error)) from error
+
+
+def _native_settings(config: PreTrainedConfig, settings: dict) -> dict:
+    """Of the settings what a native model has: dropout, under its own name."""
+    if settings["label_smoothing"]:
+        logger.warning(f"A {config.model_type} has no label smoothing: it is trained without.")
+    known = config.to_dict()
+    return {name: settings["hidden_dropout_prob"] for name in ("dropout", "dropout_rate") if name in known}
 
 
 def _check_lengths(recipe, config: PreTrainedConfig) -> None:
@@ -122,6 +143,25 @@ class AverageCheckpoints(Callback):
             weights[name].copy_(total / len(folders))
         logger.info(f"The finished model is the mean of {', '.join(folder.name for folder in folders)}.")
         return {"averaged_checkpoints": len(folders)}
+
+
+def judge_pairs(
+    recipe, pairs: dict[str, list[Pair]], batches: Callable, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Generation]:
+    """For each held-out split what the model writes, beside a copy of the source and the most frequent target."""
+    settings = {name: vars(recipe)[name] for name in ("num_beams", "length_penalty")}
+    write = generate_texts(tokenizer, max_new_tokens=recipe.max_target_length, **settings)
+    ((most_frequent, _),) = Counter(pair.target for pair in pairs["train"]).most_common(1)
+    judges = {}
+    for split, part in pairs.items():
+        if split == "train":
+            continue
+        baselines = {"copy": [pair.source for pair in part], "majority": [most_frequent] * len(part)}
+        compute = log_samples(compute_pairs([pair.target for pair in part], baselines), part)
+        held_out = batches(split, recipe.per_device_eval_batch_size, False)
+        report = report_pairs(split, part, model, tokenizer)
+        judges[split] = Generation(held_out, collect_pairs, compute, report, generate=write)
+    return judges
 
 
 def report_pairs(

@@ -142,12 +142,15 @@ class Timers:
         }
 
 
-def run(main: Callable, recipe_class: type, argv: Sequence[str] | None = None) -> None:
-    """Parse the flags, start the processes rightly, call `main(recipe)`; people see errors without a traceback."""
+def run(main: Callable, recipe_class: type, argv: Sequence[str] | None = None, *, repeat: bool = True) -> None:
+    """Parse the flags, start the processes rightly, call `main(recipe)`; people see errors without a traceback.
+
+    repeat: call it for each of `--seeds`; else that is up to `main`.
+    """
     try:
         recipe = arguments.parse(recipe_class, argv)
         start(recipe)
-        main(recipe) if recipe.seeds == 1 else run_seeds(main, recipe)
+        run_seeds(main, recipe) if repeat and recipe.seeds > 1 else main(recipe)
         PartialState().destroy_process_group()
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
@@ -157,23 +160,24 @@ def run(main: Callable, recipe_class: type, argv: Sequence[str] | None = None) -
         sys.exit(130)
 
 
-def run_seeds(main: Callable, recipe: TrainConfig) -> None:
+def run_seeds(main: Callable, recipe: TrainConfig) -> dict[str, float]:
     """The same run with several seeds; all_results.json then holds the mean and the deviation of every figure."""
     results = []
     for seed in range(recipe.seed, recipe.seed + recipe.seeds):
         set_seed(seed)
         folder = Path(recipe.output_dir) / f"seed-{seed}"
         results.append(main(dataclasses.replace(recipe, seed=seed, seeds=1, output_dir=str(folder))))
+    summary: dict[str, float] = {"seeds": recipe.seeds}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        summary |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=min(1, recipe.seeds - 1)))}
     if PartialState().is_main_process:
-        summary: dict[str, float] = {"seeds": recipe.seeds}
-        for name in results[0]:
-            values = [result[name] for result in results]
-            summary |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=1))}
         (Path(recipe.output_dir) / "all_results.json").write_text(json.dumps(summary, indent=2))
         print(f"\n{recipe.seeds} seeds, mean and deviation:")
         for name in summary:
             if name.startswith(("eval_", "test_", "train_runtime")) and not name.endswith("_std"):
                 print(f"  {name:34s} {summary[name]:>12.4f} ± {summary[f'{name}_std']:.4f}")
+    return summary
 
 
 def start(config: TrainConfig) -> None:

@@ -5,16 +5,15 @@ accelerate launch recipes/finetune_seq2seq.py --train_file train.en train.de --s
 accelerate launch recipes/finetune_seq2seq.py --model_name_or_path runs/denoised --train_file pairs.tsv
 """
 
+import json
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_tiny import InputError
 from hf_tiny.arguments import flag
 from hf_tiny.data.bpe_dropout import BpeDropout
 from hf_tiny.data.collate import BucketedBatches
 from hf_tiny.data.parallel import SIDES, CollatePairs, ParallelArguments, pair_features, read_pairs
-from hf_tiny.metrics import Generation, collect_pairs, compute_pairs, generate_texts
-from hf_tiny.pairs import AverageCheckpoints, log_samples, report_pairs, start_model, start_tokenizer
+from hf_tiny.pairs import AverageCheckpoints, check, judge_pairs, start_model, start_tokenizer
 from hf_tiny.tokenizer import TokenizerArguments
 from hf_tiny.train import TrainConfig, run, train
 
@@ -36,8 +35,8 @@ class Recipe(ParallelArguments, TokenizerArguments, TrainConfig):
     size: str = flag("tiny", "tiny, or the paper's base or big: sets all that follows.")
     model_name_or_path: str | None = flag(None, "The encoder-decoder to start from: a folder or a Hub id.")
     tokenizer_model: str = flag("bpe", "What to train: bpe or unigram, on both sides together.")
-    dropout: float = flag(0.1, "Of a model from scratch.")
-    label_smoothing: float = flag(0.1, "Of a model from scratch.")
+    dropout: float = flag(0.1, "Of the model, from scratch or pretrained.")
+    label_smoothing: float = flag(0.1, "Of an hf_tiny model; those of transformers have none.")
     max_tokens: int = flag(4096, "Tokens of both sides in a micro-batch, with their padding.")
     per_device_train_batch_size: int = flag(1024, "Pairs in a micro-batch, at most.")
     lr_scheduler_type: str = flag("inverse_sqrt", "linear, cosine, constant, inverse_sqrt or warmup_stable_decay.")
@@ -50,45 +49,24 @@ class Recipe(ParallelArguments, TokenizerArguments, TrainConfig):
     length_penalty: float = flag(1.0, "Above 0 prefers longer texts: a hypothesis scores sum / length ** penalty.")
 
 
-def main(recipe: Recipe) -> dict[str, float]:
-    for name in ("num_beams", "average_checkpoints"):
-        if getattr(recipe, name) < 1:
-            raise InputError(f"--{name} {getattr(recipe, name)}: it must be above 0.")
-    if recipe.load_best_model_at_end and recipe.average_checkpoints > 1:
-        raise InputError(
-            f"--load_best_model_at_end and --average_checkpoints {recipe.average_checkpoints}: the finished model is the "
-            "best or a mean. Give --average_checkpoints 1 for the best."
-        )
+def main(recipe: Recipe, **settings) -> dict[str, float]:
+    """settings: of the model, over those of its --size."""
+    check(recipe)
     pairs = read_pairs(recipe)
     tokenizer = start_tokenizer(
         recipe, lambda: [text for pair in pairs["train"] for text in (pair.source, pair.target)]
     )
-    model = start_model(recipe, tokenizer, label_smoothing=recipe.label_smoothing)
+    model = start_model(recipe, tokenizer, **{"label_smoothing": recipe.label_smoothing, **settings})
     features = {split: pair_features(part, tokenizer, recipe) for split, part in pairs.items()}
     collate = CollatePairs(tokenizer.pad_token_id)
     dropout = BpeDropout(pairs["train"], tokenizer, recipe) if recipe.bpe_dropout else None
-    write = generate_texts(
-        tokenizer,
-        num_beams=recipe.num_beams,
-        length_penalty=recipe.length_penalty,
-        max_new_tokens=recipe.max_target_length,
-    )
 
     def batches(split: str, size: int, shuffle: bool, vary=None) -> BucketedBatches:
         return BucketedBatches(features[split], collate, size, recipe.max_tokens, recipe.seed, shuffle, SIDES, vary)
 
-    judges = {
-        split: Generation(
-            batches(split, recipe.per_device_eval_batch_size, False),
-            collect_pairs,
-            log_samples(compute_pairs([pair.target for pair in part]), part),
-            report_pairs(split, part, model, tokenizer),
-            generate=write,
-        )
-        for split, part in pairs.items()
-        if split != "train"
-    }
+    judges = judge_pairs(recipe, pairs, batches, model, tokenizer)
     count = recipe.average_checkpoints
+    example = json.dumps(pairs["validation"][0].source, ensure_ascii=False)
     averaging = [AverageCheckpoints(recipe.output_dir, count)] if count > 1 else []
     return train(
         model,
@@ -98,7 +76,11 @@ def main(recipe: Recipe) -> dict[str, float]:
         test=judges.get("test"),
         callbacks=averaging,
         processor=tokenizer,
-        card={"template": "seq2seq", "data": recipe.data_name, "filled": {"example": pairs["validation"][0].source}},
+        card={
+            "template": "seq2seq",
+            "data": recipe.data_name,
+            "filled": {"example": example, "num_beams": recipe.num_beams},
+        },
     )
 
 

@@ -39,7 +39,7 @@ class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
     )
     tokenizer_model: str = flag("bpe", "What to train: bpe or unigram.")
     extra_ids: int = flag(32, "Sentinels <extra_id_0>, ... of the vocabulary, for spans.")
-    dropout: float = flag(0.0, "Of a model from scratch.")
+    dropout: float = flag(0.0, "Of the model, from scratch or pretrained.")
     adam_beta2: float = flag(0.98, "AdamW's beta 2.")
     max_eval_samples: int = flag(1024, "Held-out blocks to evaluate on.")
 
@@ -55,8 +55,9 @@ def main(recipe: Recipe) -> dict[str, float]:
     held_out_batches = Batches(held_out, damage, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     model = start_model(recipe, tokenizer, label_smoothing=0.0)
     evaluate = Evaluation(held_out_batches, collect_pairs, compute_pairs())
-    example = f"Return the {tokenizer.mask_token} of the list."
-    about = {"template": "seq2seq", "data": recipe.corpus_name, "filled": {"example": example}}
+    gap = tokenizer.mask_token if recipe.objective == "infilling" else "<extra_id_0>"
+    filled = {"example": f'"Return the {gap} of the list."', "num_beams": 4}
+    about = {"template": "seq2seq", "data": recipe.corpus_name, "filled": filled}
     return train(model, batches, recipe, evaluate=evaluate, processor=tokenizer, card=about)
 
 

@@ -4,9 +4,11 @@ import json
 import random
 import shutil
 import signal
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_run
 import torch
@@ -24,6 +26,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from hf_tiny.ablate import Figure, Row, verdict
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
 RECIPE = "finetune_seq2seq"
@@ -135,6 +138,10 @@ def test_it_learns_and_leaves_everything(learned):
     assert all(results[name] >= 0 for name in FIGURES)
     assert results["eval_bleu"] > 80 and results["eval_chrf"] > 80 and 1 < results["eval_ppl"] < 2
     assert results["eval_loss"] > results["eval_nll"]  # which is not smoothed
+    assert results["eval_copy_exact_match"] == 0.0  # Korean, for English
+    most_frequent = Counter(target for _, target in pair_rows(400, seed=400)).most_common(1)[0][0]
+    targets = [target for _, target in pair_rows(21, seed=21)]
+    assert results["test_majority_exact_match"] == pytest.approx(targets.count(most_frequent) / 21)
     names = ["config.json", "model.safetensors", "tokenizer.json", "README.md", "curves.png", "recipe.yaml"]
     names += [f"{split}_{name}" for split in ("validation", "test") for name in ("predictions.tsv", "attention.png")]
     assert [name for name in names if not (learned / name).stat().st_size] == []
@@ -248,9 +255,13 @@ def test_pretraining_and_then_pairs(home, tmp_path, objective):
     start = done(tmp_path / "start", "pretrain_seq2seq", train_file=text, objective=objective, max_steps=3, **sizes)
     results = results_of(start)
     assert results["eval_ppl"] > 1 and results["eval_nll"] == pytest.approx(results["eval_loss"])  # not smoothed
-    tuned = done(tmp_path / "run", **given(home, model_name_or_path=start, max_steps=1, **LONGER))
+    tuned = done(tmp_path / "run", **given(home, model_name_or_path=start, max_steps=1, dropout=0.2, **LONGER))
     assert 0 < tiny_run.largest_difference(start, tuned) < 0.01  # one step
-    assert json.loads((tuned / "config.json").read_text())["label_smoothing"] == 0.0
+    config = json.loads((tuned / "config.json").read_text())
+    assert (config["label_smoothing"], config["hidden_dropout_prob"]) == (
+        0.1,
+        0.2,
+    )  # the flags', not those it came with
     assert (tuned / "tokenizer.json").read_text() == (start / "tokenizer.json").read_text()
 
 
@@ -301,6 +312,40 @@ def test_transformers_own_models(home, tmp_path, kind):
     assert all(torch.equal(w, ((parts[0][n].double() + parts[1][n]) / 2).float()) for n, w in finished.items())
     assert results_of(tuned)["eval_ppl"] > 1
     assert (tuned / "validation_attention.png").stat().st_size
+
+
+# One thing changed at a time
+
+
+def test_an_ablation_beside_the_papers(home, tmp_path):
+    settings = given(home, seeds=2, max_steps=2, rows=["base", "2_layers", "dropout_0"])
+    made = done(tmp_path / "table", "ablate_seq2seq", **settings)
+    changed = {name: json.loads((made / name / "seed-43" / "config.json").read_text()) for name in settings["rows"]}
+    assert [config["encoder_layers"] for config in changed.values()] == [4, 2, 4]
+    assert [config["hidden_dropout_prob"] for config in changed.values()] == [0.1, 0.1, 0.0]
+    lines = (made / "table.md").read_text().splitlines()[2:]
+    assert [line.split(" | ")[0] for line in lines] == ["| base", "| 2_layers", "| dropout_0"]
+    figures = [results_of(made / "base" / f"seed-{seed}")["eval_ppl"] for seed in (42, 43)]
+    mean, spread = np.mean(figures), np.std(figures, ddof=1)
+    assert lines[0].split(" | ")[1:3] == [f"{mean:.2f} ± {spread:.2f}", "4.92"]
+    assert (made / "table.png").stat().st_size
+    again = run(made, "ablate_seq2seq", **settings)
+    assert again.code == 0 and again.out.count("is finished: delete it to run it again") == 3
+    assert_refused(run(made, "ablate_seq2seq", **{**settings, "rows": "3_heads"}), "--rows 3_heads", "1_head")
+
+
+@pytest.mark.parametrize(
+    ("row", "base", "spread", "said"),
+    [
+        (5.0, 4.0, 0.1, "yes: worse by 1.00"),
+        (3.0, 4.0, 0.1, "no: better by 1.00"),
+        (4.1, 4.0, 0.1, "too close to tell (worse by 0.10)"),
+    ],
+)
+def test_a_difference_counts_when_it_is_larger_than_the_seeds(row, base, spread, said):
+    rows = {"base": Row({}, {"PPL": 4.92}), "other": Row({}, {"PPL": 5.77})}
+    found = {name: {"ppl": value, "ppl_std": spread} for name, value in (("base", base), ("other", row))}
+    assert verdict(found, rows, "other", "PPL", Figure("ppl", higher_is_better=False)) == said
 
 
 # Mistakes

@@ -250,6 +250,7 @@ def run_named(name: str, *flags) -> None:
     """What `python recipes/NAME.py` does."""
     path = str(ROOT / "recipes" / f"{name}.py")
     sys.argv = [path, *flags]
+    sys.path.insert(0, str(ROOT / "recipes"))
     runpy.run_path(path, run_name="__main__")
 
 

@@ -1,0 +1,112 @@
+"""The same run with one thing changed at a time, beside what a paper reports of the same changes."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from accelerate import PartialState
+
+from .errors import InputError
+from .train import TrainConfig, run_seeds
+
+BASE = "base"  # the row that the others are compared with
+
+
+@dataclass(frozen=True)
+class Row:
+    settings: dict  # of the model, over those of the base
+    paper: dict[str, float]  # what the paper has for it
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str  # in all_results.json
+    higher_is_better: bool
+
+
+def run_rows(main: Callable, recipe: TrainConfig, rows: dict[str, Row], chosen: list[str] | None) -> None:
+    """`main(recipe, **settings)` for each row that is not finished yet, in a folder of its name."""
+    for name in chosen or rows:
+        if name not in rows:
+            raise InputError(f"--rows {name}: choose among {', '.join(rows)}.")
+    for name in chosen or rows:
+        folder = Path(recipe.output_dir, name)
+        if (folder / "all_results.json").exists():
+            print(f"{folder} is finished: delete it to run it again.")
+            continue
+        if PartialState().is_main_process:
+            shutil.rmtree(folder, ignore_errors=True)  # a run that was stopped begins again
+        PartialState().wait_for_everyone()
+        print(f"\n== {name}")
+        settings = rows[name].settings
+        run_seeds(lambda one, settings=settings: main(one, **settings), replace(recipe, output_dir=str(folder)))
+
+
+def compare(folder: Path, rows: dict[str, Row], figures: dict[str, Figure]) -> dict[str, float]:
+    """Write table.md and table.png of the rows that are finished, ours and the paper's; the results as one dict."""
+    found = {name: folder / name / "all_results.json" for name in rows}
+    found = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
+    if BASE not in found:
+        raise InputError(f"{folder / BASE} is not finished: the other rows are compared with it.")
+    head = [f"{title}{whose}" for title in figures for whose in ("", ", paper")]
+    lines = [
+        "| row | " + " | ".join(head) + " | " + " | ".join(f"{title}: as in the paper?" for title in figures) + " |"
+    ]
+    lines.append("|---" * (1 + 3 * len(figures)) + "|")
+    for name, results in found.items():
+        cells = []
+        for title, figure in figures.items():
+            cells.append(f"{results[figure.name]:.2f} ± {results[f'{figure.name}_std']:.2f}")
+            cells.append(f"{rows[name].paper[title]:g}")
+        cells += [verdict(found, rows, name, title, figure) for title, figure in figures.items()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    (folder / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n" + "\n".join(lines))
+    _draw(folder / "table.png", found, rows, figures)
+    return {
+        f"{name}_{figure.name}": results[figure.name] for name, results in found.items() for figure in figures.values()
+    }
+
+
+def verdict(found: dict[str, dict], rows: dict[str, Row], name: str, title: str, figure: Figure) -> str:
+    """Whether the row is on the paper's side of the base; not said of a difference within the seeds' deviations."""
+    if name == BASE:
+        return ""
+    here = found[name][figure.name] - found[BASE][figure.name]
+    there = rows[name].paper[title] - rows[BASE].paper[title]
+    noise = math.hypot(found[name][f"{figure.name}_std"], found[BASE][f"{figure.name}_std"])
+    worse = (here < 0) == figure.higher_is_better
+    said = f"{'worse' if worse else 'better'} by {abs(here):.2f}"
+    if abs(here) <= noise:
+        return f"too close to tell ({said})"
+    if there == 0:
+        return f"no: {said}, there the same"
+    return f"{'yes' if here * there > 0 else 'no'}: {said}"
+
+
+def _draw(path: Path, found: dict[str, dict], rows: dict[str, Row], figures: dict[str, Figure]) -> None:
+    """Differences to the base as bars: ours, with the seeds' deviation, and the paper's."""
+    names = [name for name in found if name != BASE]
+    figure, axes = plt.subplots(
+        1, len(figures), figsize=(4.5 * len(figures), 1.5 + 0.45 * len(names)), sharey=True, layout="constrained"
+    )
+    places = np.arange(len(names))
+    for axis, (title, one) in zip(np.atleast_1d(axes), figures.items(), strict=True):
+        ours = [found[name][one.name] - found[BASE][one.name] for name in names]
+        spread = [math.hypot(found[name][f"{one.name}_std"], found[BASE][f"{one.name}_std"]) for name in names]
+        paper = [rows[name].paper[title] - rows[BASE].paper[title] for name in names]
+        axis.barh(places - 0.2, ours, 0.38, xerr=spread, label="here", color="tab:blue")
+        axis.barh(places + 0.2, paper, 0.38, label="paper", color="tab:orange")
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_yticks(places, names)
+        axis.set_title(f"{title}, difference to the base ({'higher' if one.higher_is_better else 'lower'} is better)")
+        axis.title.set_fontsize(9)
+    np.atleast_1d(axes)[0].invert_yaxis()
+    np.atleast_1d(axes)[-1].legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
