@@ -55,6 +55,36 @@ COLUMNS = {
         "MLM loss": "figures.korean_mlm",
         "RTD loss": "figures.korean_rtd",
     },
+    "pairs": {
+        "data": "what",
+        "minutes": "figures.train_minutes",
+        "cores": "figures.num_threads",
+        "BLEU": "figures.eval_bleu",
+        "BLEU, lower case": "figures.eval_bleu_tok",
+        "chrF++": "figures.eval_chrf",
+        "chrF++ of copying": "figures.eval_copy_chrf",
+        "chrF++ of the most frequent": "figures.eval_majority_chrf",
+        "exact match": "figures.eval_exact_match",
+        "PPL": "figures.eval_ppl",
+    },
+    "denoise": {
+        "data": "what",
+        "figure": "figures.figure",
+        "from scratch": "figures.scratch",
+        "after denoising": "figures.pretrained",
+        "gain": "figures.gain",
+        "minutes a run": "figures.minutes",
+    },
+    "table_3": {
+        "row": "what",
+        "PPL": "figures.PPL",
+        "PPL, paper": "figures.PPL, paper",
+        "BLEU": "figures.BLEU",
+        "BLEU, paper": "figures.BLEU, paper",
+        "PPL: as there?": "figures.PPL: as there?",
+        "BLEU: as there?": "figures.BLEU: as there?",
+        "minutes a run": "figures.minutes a run",
+    },
     "bench_finetune": {
         "compared with": "what",
         "ratio": "figures.ratio",
@@ -76,6 +106,7 @@ def add(name: str, run: Path, what: str) -> None:
 
 def add_pair(name: str, scratch: Path, pretrained: Path, figure: str, what: str) -> None:
     """Keep what the same fine-tuning gave from scratch and from a pretrained model, each the mean of several seeds."""
+    points = 1 if figure.endswith(("bleu", "bleu_tok", "chrf", "ppl")) else 100
     results = [json.loads((run / "all_results.json").read_text(encoding="utf-8")) for run in (scratch, pretrained)]
     folders = [sorted(run.glob("seed-*")) for run in (scratch, pretrained)]
     minutes = max(
@@ -89,7 +120,7 @@ def add_pair(name: str, scratch: Path, pretrained: Path, figure: str, what: str)
             "figure": figure.removeprefix("eval_").replace("_", " "),
             "scratch": spread(results[0], figure),
             "pretrained": spread(results[1], figure),
-            "gain": f"{100 * (results[1][figure] - results[0][figure]):+.1f}",
+            "gain": f"{points * (results[1][figure] - results[0][figure]):+.1f}",
             "minutes": f"{minutes / 60:.1f}",
             "all": {"scratch": results[0], "pretrained": results[1]},
         },
@@ -98,7 +129,8 @@ def add_pair(name: str, scratch: Path, pretrained: Path, figure: str, what: str)
 
 
 def spread(results: dict, figure: str) -> str:
-    return f"{results[figure]:.3f} ± {results[f'{figure}_std']:.3f}"
+    digits = 3 if abs(results[figure]) < 1 else 2
+    return f"{results[figure]:.{digits}f} ± {results[f'{figure}_std']:.{digits}f}"
 
 
 def command(run: Path) -> str:

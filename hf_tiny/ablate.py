@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from accelerate import PartialState
 
+from . import hub
 from .errors import InputError
 from .train import TrainConfig, run_seeds
 
@@ -48,29 +49,28 @@ def run_rows(main: Callable, recipe: TrainConfig, rows: dict[str, Row], chosen: 
 
 
 def compare(folder: Path, rows: dict[str, Row], figures: dict[str, Figure]) -> dict[str, float]:
-    """Write table.md and table.png of the rows that are finished, ours and the paper's; the results as one dict."""
+    """Write table.md, table.json and table.png of the rows that are finished, ours and the paper's."""
     found = {name: folder / name / "all_results.json" for name in rows}
     found = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     if BASE not in found:
         raise InputError(f"{folder / BASE} is not finished: the other rows are compared with it.")
-    head = [f"{title}{whose}" for title in figures for whose in ("", ", paper")]
-    lines = [
-        "| row | " + " | ".join(head) + " | " + " | ".join(f"{title}: as in the paper?" for title in figures) + " |"
-    ]
-    lines.append("|---" * (1 + 3 * len(figures)) + "|")
+    table = []
     for name, results in found.items():
-        cells = []
+        cells = {}
         for title, figure in figures.items():
-            cells.append(f"{results[figure.name]:.2f} ± {results[f'{figure.name}_std']:.2f}")
-            cells.append(f"{rows[name].paper[title]:g}")
-        cells += [verdict(found, rows, name, title, figure) for title, figure in figures.items()]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    (folder / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n" + "\n".join(lines))
-    _draw(folder / "table.png", found, rows, figures)
-    return {
-        f"{name}_{figure.name}": results[figure.name] for name, results in found.items() for figure in figures.values()
-    }
+            cells[title] = f"{results[figure.name]:.2f} ± {results[f'{figure.name}_std']:.2f}"
+            cells[f"{title}, paper"] = f"{rows[name].paper[title]:g}"
+        cells |= {f"{title}: as there?": verdict(found, rows, name, title, one) for title, one in figures.items()}
+        cells["minutes a run"] = f"{results['train_runtime'] / 60:.1f}"
+        table.append({"what": name, "command": hub.command(), "seeds": results["seeds"], "figures": cells})
+    lines = ["| " + " | ".join(("row", *table[0]["figures"])) + " |", "|---" * (1 + len(table[0]["figures"])) + "|"]
+    lines += ["| " + " | ".join((row["what"], *row["figures"].values())) + " |" for row in table]
+    if PartialState().is_main_process:
+        print("\n" + "\n".join(lines))
+        (folder / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / "table.json").write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        _draw(folder / "table.png", found, rows, figures)
+    return {f"{name}_{one.name}": found[name][one.name] for name in found for one in figures.values()}
 
 
 def verdict(found: dict[str, dict], rows: dict[str, Row], name: str, title: str, figure: Figure) -> str:
