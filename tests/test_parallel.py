@@ -181,7 +181,7 @@ def test_a_file_given_twice_and_too_little_to_hold_out(write, tmp_path):
     for given in ([path, path, other], [path, str(tmp_path), other], [path, str(tmp_path / "*.en"), other]):
         with pytest.raises(InputError, match=r"--train_file: .*a\.en is given 2 times"):
             pairs_of(*given, **LANGUAGES)
-    with pytest.raises(InputError, match="--validation_split_percentage 5: of 1 different sources this holds out 0"):
+    with pytest.raises(InputError, match="--validation_split_percentage 5: of 1 examples this holds out 0"):
         read_pairs(ParallelArguments(train_file=[path, other], **LANGUAGES))
     with pytest.raises(InputError, match="need --train_file"):
         read_pairs(ParallelArguments(validation_file=[path, other], **LANGUAGES))

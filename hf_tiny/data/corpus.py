@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from accelerate import PartialState
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
+from hf_tiny.arguments import flag
 from hf_tiny.data import builtin, files
 from hf_tiny.errors import InputError
 
@@ -46,27 +47,21 @@ ONE_SEGMENT = 0.1  # The share of blocks with one segment, as in the original EL
 class CorpusArguments:
     """Which text, and how it becomes blocks. With neither files nor a data set the built-in corpus is used."""
 
-    train_file: list[str] | None = field(
-        default=None, metadata={"help": f"Files, folders or globs of {', '.join(SUPPORTED)}, each also .gz."}
+    train_file: list[str] | None = flag(None, f"Files, folders or globs of {', '.join(SUPPORTED)}, each also .gz.")
+    validation_file: list[str] | None = flag(
+        None, "The same for held-out text; without it a part of the corpus is held out."
     )
-    validation_file: list[str] | None = field(
-        default=None, metadata={"help": "The same for held-out text; without it a part of the corpus is held out."}
+    dataset_name: str | None = flag(None, "A data set on the Hub, or a folder of one.")
+    dataset_config_name: str | None = flag(None, "Its configuration.")
+    text_column: str = flag("text", "The column of a table that holds the text.")
+    sample_by: str = flag("line", "What is a document in a text file: a line, a paragraph, or document (all).")
+    encoding_errors: str = flag("strict", "Bytes that are not UTF-8: strict stops, replace counts and replaces them.")
+    max_seq_length: int = flag(128, "Tokens in a block, special tokens included.")
+    validation_split_percentage: float = flag(
+        5.0, "How much of the corpus is held out when there is no validation text."
     )
-    dataset_name: str | None = field(default=None, metadata={"help": "A data set on the Hub, or a folder of one."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
-    text_column: str = field(default="text", metadata={"help": "The column of a table that holds the text."})
-    sample_by: str = field(
-        default="line", metadata={"help": "What is a document in a text file: a line, a paragraph, or document (all)."}
-    )
-    encoding_errors: str = field(
-        default="strict", metadata={"help": "Bytes that are not UTF-8: strict stops, replace counts and replaces them."}
-    )
-    max_seq_length: int = field(default=128, metadata={"help": "Tokens in a block, special tokens included."})
-    validation_split_percentage: float = field(
-        default=5.0, metadata={"help": "How much of the corpus is held out when there is no validation text."}
-    )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes; all cores by default."})
-    overwrite_cache: bool = field(default=False, metadata={"help": "Pack the blocks again."})
+    preprocessing_num_workers: int | None = flag(None, "Processes; all cores by default.")
+    overwrite_cache: bool = flag(False, "Pack the blocks again.")
 
     @property
     def corpus_name(self) -> str:

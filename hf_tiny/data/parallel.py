@@ -20,24 +20,19 @@ from hf_tiny.arguments import flag
 from hf_tiny.data import builtin, files
 from hf_tiny.data.collate import Batch, pair_batch
 from hf_tiny.data.predictions import write_texts
+from hf_tiny.data.splits import SPLITS, SplitArguments, check, finish
 from hf_tiny.data.windows import Feature, Frame
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 SIDES = ("input_ids", "labels")  # what of a feature is padded: for `BucketedBatches`
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelArguments:
-    """Which pairs, and how long they may be. With neither files nor a data set the built-in pairs are used."""
+class ParallelArguments(SplitArguments):
+    """Which pairs, and how long they may be."""
 
-    train_file: list[str] | None = flag(None, "Files, folders or globs of tables, or of aligned text, each also .gz.")
-    validation_file: list[str] | None = flag(None, "The same to evaluate on; without it a part of it is held out.")
-    test_file: list[str] | None = flag(None, "The same to evaluate the finished model on.")
-    dataset_name: str | None = flag(None, "A data set on the Hub, or a folder of one.")
-    dataset_config_name: str | None = flag(None, "Its configuration.")
     source_lang: str | None = flag(None, "How names of aligned source files end (en: a.en), or its key or column.")
     target_lang: str | None = flag(None, "The same for the target (de: a.de).")
     source_column: str | None = flag(None, "The source's column; of a .tsv without a header its number, from 1.")
@@ -48,14 +43,11 @@ class ParallelArguments:
     max_target_length: int = flag(128, "Tokens of a target, special tokens included.")
     truncate_pairs: bool = flag(False, "Cut what is longer, and count it; else it is an error.")
     skip_empty_pairs: bool = flag(False, "Leave out pairs with an empty side, and count them; else it is an error.")
-    max_train_samples: int | None = flag(None, "Train on this many pairs, the same for every --seed.")
-    max_eval_samples: int | None = flag(None, "Evaluate on this many pairs, the same for every --seed.")
     bpe_dropout: float = flag(0.0, "How often a merge of BPE is left out, in training: a text then has many forms.")
 
     @property
     def data_name(self) -> str:
-        """As the model card names it."""
-        return ", ".join(self.train_file or [self.dataset_name or "hf_tiny's built-in dates in English and Korean"])
+        return self.name_of_data("dates in English and Korean")
 
 
 @dataclass(frozen=True)
@@ -75,8 +67,7 @@ def read_pairs(arguments: ParallelArguments) -> dict[str, list[Pair]]:
     """The pairs of `train`, `validation` and, if there is one, `test`."""
     _check(arguments)
     counts, found = Counter(), {}
-    named = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
-    paths = {split: _expand(patterns, f"--{split}_file", arguments) for split, patterns in named.items() if patterns}
+    paths = {split: _expand(patterns, f"--{split}_file", arguments) for split, patterns in arguments.patterns.items()}
     with PartialState().local_main_process_first():  # the first fills the cache for the others
         if arguments.dataset_name:
             data = files.load_hub(arguments.dataset_name, arguments.dataset_config_name)
@@ -93,27 +84,15 @@ def read_pairs(arguments: ParallelArguments) -> dict[str, list[Pair]]:
             raise InputError(f"The {split} data has no pair with both sides. Check --{split}_file or --dataset_name.")
     for what, count in counts.items():
         logger.warning(f"{count:,} {what}")
-    if "validation" not in splits:
-        train, held_out = _hold_out(splits["train"], arguments.validation_split_percentage)
-        splits = {"train": train, "validation": held_out, **{k: v for k, v in splits.items() if k == "test"}}
-    limits = {"train": arguments.max_train_samples}
-    splits = {split: _sample(pairs, limits.get(split, arguments.max_eval_samples)) for split, pairs in splits.items()}
-    logger.info(", ".join(f"{split}: {len(pairs):,} pairs" for split, pairs in splits.items()))
-    return splits
+    return finish(splits, arguments, "pairs", together=lambda pair: pair.source)  # no source on both sides
 
 
 def _check(arguments: ParallelArguments) -> None:
+    check(arguments)
     files.check_encoding_errors(arguments.encoding_errors)
     for name in ("max_source_length", "max_target_length"):
         if vars(arguments)[name] < 8:
             raise InputError(f"--{name} {vars(arguments)[name]}: a text needs at least 8 tokens.")
-    for name in ("max_train_samples", "max_eval_samples"):
-        if (limit := vars(arguments)[name]) is not None and limit < 1:
-            raise InputError(f"--{name} {limit}: it must be above 0.")
-    if arguments.train_file and arguments.dataset_name:
-        raise InputError("Give --train_file or --dataset_name, not both.")
-    if (arguments.validation_file or arguments.test_file) and not (arguments.train_file or arguments.dataset_name):
-        raise InputError("--validation_file and --test_file need --train_file or --dataset_name beside them.")
     for kind in ("lang", "column"):
         source, target = (vars(arguments)[f"{side}_{kind}"] for side in ("source", "target"))
         if (source is None) != (target is None) or (source is not None and source == target):
@@ -208,26 +187,6 @@ def _filled(pairs: Iterable[Pair], arguments: ParallelArguments, counts: Counter
             )
         else:
             counts["pairs with an empty side are left out"] += 1
-
-
-def _hold_out(pairs: list[Pair], percentage: float) -> tuple[list[Pair], list[Pair]]:
-    """By chance, but the same for every seed; pairs with the same source stay together, so that none is on both sides."""
-    sources = list(dict.fromkeys(pair.source for pair in pairs))
-    count = round(len(sources) * percentage / 100) if 0 < percentage < 100 else 0
-    if not 0 < count < len(sources):
-        raise InputError(
-            f"--validation_split_percentage {percentage:g}: of {len(sources)} different sources this holds out {count}, and "
-            "a run needs some to train on and some to evaluate on. Use another number, such as 5, or --validation_file."
-        )
-    chosen = {sources[place] for place in np.random.default_rng(0).permutation(len(sources))[:count]}
-    parts = ([pair for pair in pairs if (pair.source in chosen) == held_out] for held_out in (False, True))
-    return tuple(parts)
-
-
-def _sample(pairs: list[Pair], limit: int | None) -> list[Pair]:
-    """A choice that is the same for every seed, in the order of the files."""
-    chosen = np.sort(np.random.default_rng(0).permutation(len(pairs))[:limit])
-    return [pairs[place] for place in chosen]
 
 
 # To token ids

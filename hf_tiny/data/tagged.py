@@ -14,12 +14,12 @@ from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
 
-import numpy as np
 from accelerate import PartialState
 
+from hf_tiny.arguments import flag
 from hf_tiny.data import builtin, conllu, files
+from hf_tiny.data.splits import SPLITS, SplitArguments, check, finish
 from hf_tiny.errors import InputError
-from hf_tiny.train import flag
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +35,12 @@ OMITTED = "omitted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggedArguments:
-    """Which labelled data, and how long a window is. With neither files nor a data set the built-in data is used."""
+class TaggedArguments(SplitArguments):
+    """Which labelled data, and how long a window is."""
 
-    train_file: list[str] | None = flag(None, "Files, folders or globs of labelled data, each also .gz.")
-    validation_file: list[str] | None = flag(None, "The same to evaluate on; without it a part of it is held out.")
-    test_file: list[str] | None = flag(None, "The same to evaluate the finished model on.")
-    dataset_name: str | None = flag(None, "A data set on the Hub, or a folder of one.")
-    dataset_config_name: str | None = flag(None, "Its configuration.")
-    validation_split_percentage: float = flag(10.0, "How much is held out when there is no validation data.")
     encoding_errors: str = flag("strict", "Bytes that are not UTF-8: strict stops, replace counts and replaces them.")
     max_seq_length: int = flag(128, "Tokens in a window, special tokens included.")
     doc_stride: int = flag(32, "Tokens that neighbouring windows of a long text share, at least.")
-    max_train_samples: int | None = flag(None, "Train on this many examples, the same for every --seed.")
-    max_eval_samples: int | None = flag(None, "Evaluate on this many examples, the same for every --seed.")
 
     @property
     def open_ended(self) -> bool:
@@ -57,8 +49,7 @@ class TaggedArguments:
 
     @property
     def data_name(self) -> str:
-        """As the model card names it."""
-        return ", ".join(self.train_file or [self.dataset_name or "hf_tiny's built-in data of Python source"])
+        return self.name_of_data("data of Python source")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,11 +179,9 @@ def _splits(
     """`classes` says whether labels are classes, of which training needs all, or numbers."""
     _check(arguments)
     counts, splits = Counter(), {}
-    named = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
     paths = {
         split: files.expand(patterns, f"--{split}_file", supported, any_suffix=True)
-        for split, patterns in named.items()
-        if patterns
+        for split, patterns in arguments.patterns.items()
     }
     with PartialState().local_main_process_first():  # the first fills the cache for the others
         if arguments.dataset_name:
@@ -208,19 +197,11 @@ def _splits(
     if counts["characters replaced"]:
         logger.warning(f"{counts['characters replaced']:,} characters replaced in the files")
     every_label = not arguments.open_ended and classes(splits["train"])
-    if "validation" not in splits:
-        splits["train"], splits["validation"] = _hold_out(
-            splits["train"], arguments.validation_split_percentage, every_label
-        )
-    splits["train"] = _sample(splits["train"], arguments.max_train_samples, every_label)
-    for split in {"validation", "test"} & splits.keys():
-        splits[split] = _sample(splits[split], arguments.max_eval_samples, every_label=False)
-    splits = {split: splits[split] for split in ("train", "validation", "test") if split in splits}
-    logger.info(", ".join(f"{split}: {len(items):,} examples" for split, items in splits.items()))
-    return splits
+    return finish(splits, arguments, "examples", lambda item: item.labels if every_label else ())
 
 
 def _check(arguments: TaggedArguments) -> None:
+    check(arguments)
     files.check_encoding_errors(arguments.encoding_errors)
     if arguments.max_seq_length < 8:
         raise InputError(f"--max_seq_length {arguments.max_seq_length}: a window needs at least 8 tokens.")
@@ -229,20 +210,13 @@ def _check(arguments: TaggedArguments) -> None:
             f"--doc_stride {arguments.doc_stride}: windows of --max_seq_length {arguments.max_seq_length} can share 0 to "
             f"{arguments.max_seq_length // 2} tokens."
         )
-    for name in ("max_train_samples", "max_eval_samples"):
-        if (limit := vars(arguments)[name]) is not None and limit < 1:
-            raise InputError(f"--{name} {limit}: it must be above 0.")
-    if arguments.train_file and arguments.dataset_name:
-        raise InputError("Give --train_file or --dataset_name, not both.")
-    if (arguments.validation_file or arguments.test_file) and not (arguments.train_file or arguments.dataset_name):
-        raise InputError("--validation_file and --test_file need --train_file or --dataset_name beside them.")
 
 
 def _hub_splits(arguments: TaggedArguments, from_row: Callable[[str, str, dict], Item]) -> dict[str, list[Item]]:
     splits = {}
     for split, data in files.load_hub(arguments.dataset_name, arguments.dataset_config_name).items():
         names = files.class_names(data.features)
-        rows = [files.named(row, names) for row in data] if split in ("train", "validation", "test") else []
+        rows = [files.named(row, names) for row in data] if split in SPLITS else []
         if split == "test" and rows and any(all(_hidden(row[column]) for row in rows) for column in names):
             logger.warning(
                 f"--dataset_name {arguments.dataset_name}: the labels of its test split are hidden; left out."
@@ -255,37 +229,6 @@ def _hub_splits(arguments: TaggedArguments, from_row: Callable[[str, str, dict],
 
 def _hidden(label: str | list | None) -> bool:
     return label is None or label == [None] * len(label)
-
-
-def _hold_out(items: list[Item], percentage: float, every_label: bool) -> tuple[list[Item], list[Item]]:
-    """Held out by chance, but the same for every seed: all runs are evaluated on the same. With `every_label` an example
-    with a label that no other has stays in training, where it can be learned."""
-    count = round(len(items) * percentage / 100) if 0 < percentage < 100 else 0
-    chosen = set(np.random.default_rng(0).permutation(len(items))[:count].tolist())
-    if every_label:
-        known = {label for index, item in enumerate(items) if index not in chosen for label in item.labels}
-        chosen = {index for index in chosen if known.issuperset(items[index].labels)}
-    if not 0 < len(chosen) < len(items):
-        raise InputError(
-            f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out {len(chosen)}, and a "
-            "run needs some to train on and some to evaluate on. Use another number, such as 10, or give --validation_file."
-        )
-    train = [item for index, item in enumerate(items) if index not in chosen]
-    return train, [items[index] for index in sorted(chosen)]
-
-
-def _sample(items: list[Item], limit: int | None, every_label: bool) -> list[Item]:
-    """A choice that is the same for every seed, in the order of the files; of each label at least one, if asked."""
-    if limit is None or limit >= len(items):
-        return items
-    order = np.random.default_rng(0).permutation(len(items)).tolist()
-    if every_label:
-        seen, first, rest = set(), [], []
-        for index in order:
-            (rest if seen.issuperset(items[index].labels) else first).append(index)
-            seen.update(items[index].labels)
-        order = first + rest
-    return [items[index] for index in sorted(order[:limit])]
 
 
 def _file_texts(path: str, encoding_errors: str, counts: Counter, arguments: TextArguments) -> Iterator[Text]:
