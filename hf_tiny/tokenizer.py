@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from hf_tiny.arguments import flag
 from hf_tiny.errors import InputError
 from hf_tiny.unigram import train_unigram
 
@@ -50,20 +51,15 @@ UNICODE_FORMS = {"NFC": normalizers.NFC, "NFKC": normalizers.NFKC}
 class TokenizerArguments:
     """By default nothing of the text is thrown away: case and accents stay, and Unicode is composed (NFC)."""
 
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "An existing tokenizer (folder or Hub id); without it one is trained."}
+    tokenizer_name: str | None = flag(None, "An existing tokenizer (folder or Hub id); without it one is trained.")
+    tokenizer_model: str = flag(
+        "wordpiece", "What to train: wordpiece (for encoders), bpe or unigram (for what writes text)."
     )
-    tokenizer_model: str = field(
-        default="wordpiece",
-        metadata={"help": "What to train: wordpiece (for encoders), bpe or unigram (for what writes text)."},
-    )
-    vocab_size: int = field(default=8192, metadata={"help": "Size of the vocabulary to train."})
-    extra_ids: int = field(
-        default=0, metadata={"help": "Sentinels <extra_id_0>, ... in a bpe or unigram vocabulary, for span corruption."}
-    )
-    lowercase: bool = field(default=False, metadata={"help": "Lower-case the text."})
-    strip_accents: bool = field(default=False, metadata={"help": "Remove accents; Hangul stays whole."})
-    unicode_form: str = field(default="NFC", metadata={"help": "Unicode normal form: NFC or NFKC."})
+    vocab_size: int = flag(8192, "Size of the vocabulary to train.")
+    extra_ids: int = flag(0, "Sentinels <extra_id_0>, ... in a bpe or unigram vocabulary, for span corruption.")
+    lowercase: bool = flag(False, "Lower-case the text.")
+    strip_accents: bool = flag(False, "Remove accents; Hangul stays whole.")
+    unicode_form: str = flag("NFC", "Unicode normal form: NFC or NFKC.")
 
 
 def load_tokenizer(
