@@ -19,6 +19,7 @@ lint: .venv/installed
 bench: .venv/installed  ## hf_tiny and transformers on the same work, alternating
 	$(BIN)/python benchmarks/electra.py
 	$(BIN)/python benchmarks/finetune.py
+	$(BIN)/python benchmarks/seq2seq.py
 
 results: .venv/installed  ## render the tables of README.md and recipes/README.md from benchmarks/results
 	$(BIN)/python benchmarks/render.py
