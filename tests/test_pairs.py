@@ -245,6 +245,19 @@ def test_a_killed_run_resumes_bit_for_bit(home, tmp_path, bpe_dropout):
     assert results_of(run_dir)["averaged_checkpoints"] == results_of(whole)["averaged_checkpoints"] == 3
 
 
+def test_two_processes_resume_bit_for_bit(home, tmp_path):
+    settings = given(home, max_train_samples=60, save_steps=2)
+    whole = together(tmp_path / "whole", **{**settings, "max_steps": 6})
+    parts = together(tmp_path / "parts", **{**settings, "max_steps": 6})
+    for path in (*parts.glob("checkpoint-6"), *parts.glob("checkpoint-4")):
+        shutil.rmtree(path)
+    together(parts, **{**settings, "max_steps": 6, "resume_from_checkpoint": "latest"})
+    tiny_run.assert_same_training(parts / "checkpoint-6", whole / "checkpoint-6")
+    assert [line["step"] for line in tiny_run.metrics(parts) if "eval_loss" in line] == [6]
+    tokens = [results_of(run)["train_tokens"] for run in (parts, whole)]
+    assert tokens[0] == tokens[1]
+
+
 # From another model
 
 
