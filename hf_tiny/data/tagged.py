@@ -209,12 +209,12 @@ def _splits(
         logger.warning(f"{counts['characters replaced']:,} characters replaced in the files")
     every_label = not arguments.open_ended and classes(splits["train"])
     if "validation" not in splits:
-        splits["train"], splits["validation"] = _hold_out(
+        splits["train"], splits["validation"] = hold_out(
             splits["train"], arguments.validation_split_percentage, every_label
         )
-    splits["train"] = _sample(splits["train"], arguments.max_train_samples, every_label)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples, every_label)
     for split in {"validation", "test"} & splits.keys():
-        splits[split] = _sample(splits[split], arguments.max_eval_samples, every_label=False)
+        splits[split] = sample(splits[split], arguments.max_eval_samples, every_label=False)
     splits = {split: splits[split] for split in ("train", "validation", "test") if split in splits}
     logger.info(", ".join(f"{split}: {len(items):,} examples" for split, items in splits.items()))
     return splits
@@ -257,7 +257,7 @@ def _hidden(label: str | list | None) -> bool:
     return label is None or label == [None] * len(label)
 
 
-def _hold_out(items: list[Item], percentage: float, every_label: bool) -> tuple[list[Item], list[Item]]:
+def hold_out(items: list[Item], percentage: float, every_label: bool) -> tuple[list[Item], list[Item]]:
     """Held out by chance, but the same for every seed: all runs are evaluated on the same. With `every_label` an example
     with a label that no other has stays in training, where it can be learned."""
     count = round(len(items) * percentage / 100) if 0 < percentage < 100 else 0
@@ -274,7 +274,7 @@ def _hold_out(items: list[Item], percentage: float, every_label: bool) -> tuple[
     return train, [items[index] for index in sorted(chosen)]
 
 
-def _sample(items: list[Item], limit: int | None, every_label: bool) -> list[Item]:
+def sample(items: list[Item], limit: int | None, every_label: bool) -> list[Item]:
     """A choice that is the same for every seed, in the order of the files; of each label at least one, if asked."""
     if limit is None or limit >= len(items):
         return items
