@@ -14,6 +14,10 @@ from .models import (
     HfTinySeq2SeqModel,
     HfTinyTokenLinkingConfig,
     HfTinyTokenLinkingModel,
+    HfTinyViTConfig,
+    HfTinyViTForImageClassification,
+    HfTinyViTForMaskedImageModeling,
+    HfTinyViTModel,
 )
 from .pipelines import DependencyParsingPipeline
 
@@ -32,5 +36,9 @@ __all__ = [
     "HfTinySeq2SeqModel",
     "HfTinyTokenLinkingConfig",
     "HfTinyTokenLinkingModel",
+    "HfTinyViTConfig",
+    "HfTinyViTForImageClassification",
+    "HfTinyViTForMaskedImageModeling",
+    "HfTinyViTModel",
     "InputError",
 ]

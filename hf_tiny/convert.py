@@ -12,6 +12,10 @@ from transformers import (
     ElectraForSequenceClassification,
     ElectraForTokenClassification,
     MarianMTModel,
+    PreTrainedConfig,
+    ViTForImageClassification,
+    ViTMAEForPreTraining,
+    ViTModel,
 )
 
 from .errors import InputError
@@ -22,6 +26,12 @@ from .models.electra import (
     HfTinyElectraForTokenClassification,
 )
 from .models.seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration
+from .models.vit import (
+    HfTinyViTConfig,
+    HfTinyViTForImageClassification,
+    HfTinyViTForMaskedImageModeling,
+    HfTinyViTModel,
+)
 
 ELECTRA_NAMES = (  # native name, hf_tiny name; in this order
     (r"embeddings\.LayerNorm", "embeddings.norm"),
@@ -49,6 +59,19 @@ MARIAN_NAMES = (
     (r"encoder_attn\.q_proj", "cross_attention.query"),
     (r"fc1", "feed_forward.up"),
     (r"fc2", "feed_forward.down"),
+)
+VIT_NAMES = (
+    (r"patch_embeddings\.projection", "projection"),
+    (r"decoder\.decoder_pos_embed", "decoder.positions.table.weight"),
+    (r"decoder\.mask_token", "decoder.mask_token.weight"),
+    (r"decoder\.decoder_pred", "decoder.out"),
+    (r"decoder\.decoder_", "decoder."),
+    (r"attention\.o_proj", "attention.out"),
+    (r"layernorm_before", "attention_norm"),
+    (r"layernorm_after", "feed_forward_norm"),
+    (r"layernorm\.", "norm."),
+    (r"mlp\.fc1", "feed_forward.up"),
+    (r"mlp\.fc2", "feed_forward.down"),
 )
 HEADS = {
     ElectraForSequenceClassification: HfTinyElectraForSequenceClassification,
@@ -79,9 +102,9 @@ def rename_electra(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def known_settings(native: ElectraConfig) -> dict:
+def known_settings(native: PreTrainedConfig, config_class: type = HfTinyElectraConfig) -> dict:
     """What hf_tiny's config has too."""
-    known = HfTinyElectraConfig().to_dict()
+    known = config_class().to_dict()
     return {name: value for name, value in native.to_dict().items() if name in known and name != "model_type"}
 
 
@@ -168,4 +191,50 @@ def seq2seq_from_native(model: MarianMTModel) -> HfTinySeq2SeqForConditionalGene
     state["lm_head.bias"] = state["lm_head.bias"].squeeze(0)
     converted.load_state_dict(state)
     converted.generation_config = copy.deepcopy(model.generation_config)
+    return converted.eval()
+
+
+def rename_vit(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Native names to ours; query, key and value become one projection, and the class token's position a part of it."""
+    renamed = {}
+    for name, tensor in state.items():
+        for old, new in VIT_NAMES:
+            name = re.sub(old, new, name)
+        renamed[name] = tensor
+    for name in [name for name in renamed if ".attention.q_proj." in name]:
+        parts = [renamed.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        renamed[name.replace("q_proj", "qkv")] = torch.cat(parts)
+    prefix = next(name for name in renamed if name.endswith("embeddings.cls_token")).removesuffix("cls_token")
+    positions = renamed.pop(f"{prefix}position_embeddings").squeeze(0)  # (1 + patches, hidden)
+    renamed[f"{prefix}prefix.weight"] = renamed.pop(f"{prefix}cls_token").squeeze(0) + positions[:1]
+    renamed[f"{prefix}positions.table.weight"] = positions[1:]
+    renamed[f"{prefix}projection.weight"] = renamed[f"{prefix}projection.weight"].flatten(1)
+    return renamed
+
+
+def vit_from_native(model: ViTModel | ViTForImageClassification) -> HfTinyViTModel | HfTinyViTForImageClassification:
+    """A native ViT, with its labels; the pooler of a `ViTModel`, a layer for a task of its own, is left behind."""
+    heads = {ViTModel: HfTinyViTModel, ViTForImageClassification: HfTinyViTForImageClassification}
+    if type(model) not in heads:
+        names = ", ".join(head.__name__ for head in (*heads, ViTMAEForPreTraining))
+        raise InputError(f"{type(model).__name__} has no counterpart here: give one of {names}.")
+    converted = heads[type(model)](HfTinyViTConfig(**known_settings(model.config, HfTinyViTConfig)))
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pooler.")}
+    converted.load_state_dict(rename_vit(state))
+    return converted.eval()
+
+
+def vit_mae_from_native(model: ViTMAEForPreTraining) -> HfTinyViTForMaskedImageModeling:
+    """A native masked autoencoder. Its positions, sinusoids that stay as they are, become learned ones."""
+    config = HfTinyViTConfig(**known_settings(model.config, HfTinyViTConfig))
+    state = rename_vit(model.state_dict())
+    positions = state["decoder.positions.table.weight"].squeeze(0)  # (1 + patches, size)
+    if positions[0].any():
+        raise InputError("The decoder of this model gives the class token a position: here it has none.")
+    state["decoder.positions.table.weight"] = positions[1:]
+    state["decoder.mask_token.weight"] = state["decoder.mask_token.weight"].squeeze(0)
+    for name in ("decoder.out.weight", "decoder.out.bias"):  # the native order within a patch has the channels last
+        state[name] = state[name].unflatten(0, (-1, config.num_channels)).transpose(0, 1).flatten(0, 1)
+    converted = HfTinyViTForMaskedImageModeling(config)
+    converted.load_state_dict(state)
     return converted.eval()

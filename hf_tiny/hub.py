@@ -5,6 +5,7 @@ import logging
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -99,6 +100,24 @@ def draw_confusion(path: Path, labels: list[str], matrix: np.ndarray) -> None:
             size = 9 if 0.11 * len(text) < cell else 7
             axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
     figure.colorbar(image, label="share of the gold label", shrink=0.8)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def draw_pictures(path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] = ()) -> None:
+    """Rows of pictures under each other; of each row what it shows, and (count, height, width, channels) in 0 ... 1."""
+    count = len(next(iter(rows.values())))
+    figure, axes = plt.subplots(
+        len(rows), count, figsize=(1.4 * count + 1, 1.5 * len(rows)), squeeze=False, layout="constrained"
+    )
+    for line, (name, pictures) in zip(axes, rows.items(), strict=True):
+        for axis, picture in zip(line, pictures, strict=True):
+            grey = picture.shape[-1] == 1
+            axis.imshow(picture[..., 0] if grey else picture.clip(0, 1), cmap="gray" if grey else None, vmin=0, vmax=1)
+            axis.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name)
+    for axis, title in zip(axes[0], titles, strict=False):
+        axis.set_title(title[:16], fontsize=8, family=fonts_for(title[:16]) or fonts_for(""), parse_math=False)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

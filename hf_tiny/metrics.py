@@ -230,6 +230,20 @@ def collect_texts(outputs: ModelOutput, batch: Batch) -> Results:
     }
 
 
+def collect_pictures(outputs: ModelOutput, batch: Batch) -> Results:
+    """As of texts; the labels that were learned may be mixed, these are not."""
+    return collect_texts(outputs, {**batch, "labels": batch["about"]["label"]})
+
+
+def collect_masked(outputs: ModelOutput, batch: Batch) -> Results:
+    """Of masked pictures only the loss."""
+    return _sum_and_items(outputs, batch)
+
+
+def compute_masked(results: Results) -> dict[str, float]:
+    return {"loss": _mean_loss(results)}
+
+
 def predict_texts(results: Results) -> np.ndarray:
     """For each example, in order: its label id, or its value where the model has one output only.
 

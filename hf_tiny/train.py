@@ -116,6 +116,12 @@ class Callback:
         """Before the finished model is saved; what it returns joins the results."""
         return {}
 
+    def on_save(self, folder: Path) -> None:
+        """Into a checkpoint goes what must be there when the run goes on."""
+
+    def on_load(self, folder: Path) -> None:
+        """The run goes on from this checkpoint."""
+
 
 class Timers:
     """Seconds by what they were spent on."""
@@ -361,6 +367,8 @@ class Run:
                 torch.get_device_module(device).set_rng_state(states["device"])
         else:
             torch.manual_seed(self.config.seed + 1_000_003 * state.step + self.accelerator.process_index)
+        for callback in self.callbacks:
+            callback.on_load(path)
         logger.info(f"Resumed from {path} at step {state.step}.")
 
     def keep_log_until(self, step: int) -> None:
@@ -568,6 +576,8 @@ class Run:
                 torch.save(self.optimizer.state_dict(), draft / "optimizer.pt")
                 for rank, states in enumerate(rngs):
                     torch.save(states, draft / f"rng-{rank}-of-{self.world}.pt")
+                for callback in self.callbacks:
+                    callback.on_save(draft)
                 saved = {"state": dataclasses.asdict(state), "identity": self.identity()}
                 (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
             spare = state.best_step if self.config.load_best_model_at_end else None

@@ -53,11 +53,11 @@ FORGETTING_FIGURES = ("mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_auc")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferArguments:
+class StartArguments:
     """What to start from, and how to go on from there."""
 
     model_name_or_path: str | None = flag(None, "The encoder to start from: a folder or a Hub id.")
-    config_name: str | None = flag(None, "From scratch, with the configuration and the tokenizer of this model.")
+    config_name: str | None = flag(None, "From scratch, with the configuration (and the tokenizer) of this model.")
     layer_decay: float = flag(1.0, "Each layer learns at this fraction of the rate of the one above.")
     head_lr_factor: float = flag(1.0, "The head learns at this multiple of the rate.")
     slow_start_steps: int = flag(0, "For so many steps only the head learns.")
@@ -66,12 +66,18 @@ class TransferArguments:
     l2_sp: float = flag(1.0, "A pretrained encoder's weights decay towards where they started; 0: towards zero.")
     reinit_layers: int = flag(0, "Forget so many of the last layers before training.")
     lora_rank: int = flag(0, "Train adapters of this rank (and the head) instead of the encoder's weights.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferArguments(StartArguments):
+    """The same for encoders of text."""
+
     measure_forgetting: list[str] | None = flag(
         None, "Raw text: files on which to measure the pretraining losses before and after."
     )
 
 
-def check(recipe: TransferArguments) -> None:
+def check(recipe: StartArguments) -> None:
     """Refuse what has no meaning, before any data is prepared."""
     settings = vars(recipe)
     if recipe.model_name_or_path and recipe.config_name:
@@ -88,7 +94,7 @@ def check(recipe: TransferArguments) -> None:
     if -1 < recipe.trainable_layers < recipe.reinit_layers:
         raise InputError("--reinit_layers must not exceed --trainable_layers: what is forgotten must be trained.")
     for name, unused in NEED_PRETRAINED.items():
-        if settings[name] != unused and not recipe.model_name_or_path:
+        if settings.get(name, unused) != unused and not recipe.model_name_or_path:
             raise InputError(f"--{name} needs a pretrained encoder: give --model_name_or_path.")
 
 
@@ -122,7 +128,8 @@ def start_model(recipe, auto_class, tokenizer: PreTrainedTokenizerBase, **change
     inside, beside = (changes, {}) if auto_class in HEADS else ({}, changes)
     name = recipe.model_name_or_path
     if name:
-        model = _pretrained(name, auto_class, changes)
+        _encoder_config("--model_name_or_path", name)
+        model = pretrained(name, auto_class, changes)
         known = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > known:
             raise InputError(
@@ -166,9 +173,9 @@ def _encoder_config(option: str, name: str, **changes) -> PreTrainedConfig:
     )
 
 
-def _pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:
+def pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:
+    """The model of this name with a head for the task; the encoder's weights must all be there."""
     option = "--model_name_or_path"
-    _encoder_config(option, name)
     try:
         with _quiet():
             try:
@@ -239,7 +246,7 @@ def prepare(model: PreTrainedModel, recipe) -> tuple[list[dict], list[Callback]]
         for group in pulled:
             group["weight_decay"] = 0.0  # the decay towards the start takes the place of the decay towards zero
         callbacks.append(L2SP(pulled, recipe))
-    if recipe.measure_forgetting:
+    if isinstance(recipe, TransferArguments) and recipe.measure_forgetting:
         callbacks.append(Forgetting(recipe.model_name_or_path, recipe.measure_forgetting))
     moving = sum(parameter.numel() for group in groups for parameter in group["params"])
     latest = max(group["start"] for group in groups)

@@ -30,6 +30,9 @@ from hf_tiny import (
     HfTinySeq2SeqForConditionalGeneration,
     HfTinyTokenLinkingConfig,
     HfTinyTokenLinkingModel,
+    HfTinyViTConfig,
+    HfTinyViTForImageClassification,
+    HfTinyViTForMaskedImageModeling,
 )
 from hf_tiny.models import AUTO_CLASSES, model_classes
 
@@ -57,6 +60,20 @@ SEQ2SEQ = {
     "intermediate_size": 48,
     "max_position_embeddings": 24,
     "hidden_dropout_prob": 0.0,
+}
+VIT = {  # 8 patches and the class token: as long as the texts
+    "image_size": [4, 8],
+    "patch_size": 2,
+    "num_channels": 1,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "decoder_hidden_size": 24,
+    "decoder_num_hidden_layers": 2,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 40,
+    "num_labels": 3,
 }
 # Config class -> variants of a tiny config. The first one also goes through the slow tests (export, compile).
 TINY = {
@@ -91,6 +108,18 @@ TINY = {
         "electra": {**LINKING, "encoder": {"model_type": "hf_tiny_electra", **ELECTRA}},
         "bert": {**LINKING, "encoder": {"model_type": "bert", **BERT}},
     },
+    HfTinyViTConfig: {
+        "learned": VIT,
+        "sinusoidal": {
+            **VIT,
+            "position_embedding_type": "sinusoidal",
+            "pooling": "mean",
+            "norm_pix_loss": True,
+            "layer_scale_init_value": 0.5,
+            "qkv_bias": False,
+        },
+        "registers": {**VIT, "patch_size": [2, 2], "num_register_tokens": 2},
+    },
 }
 ROWS = list(model_classes())
 
@@ -106,6 +135,7 @@ CASES = [
     for row in ROWS
     for variant in TINY.get(row[0], ["missing"])
 ]
+TEXTS = [case for case in CASES if case.values[0][0][0] is not HfTinyViTConfig]
 FIRST = [pytest.param((row, next(iter(TINY.get(row[0], ["missing"])))), id=row[2].__name__) for row in ROWS]
 
 
@@ -144,7 +174,8 @@ def model(case) -> PreTrainedModel:
 WORD_SPANS = torch.tensor(
     [[[1, 3], [3, 4], [4, 6], [6, 8]], [[1, 2], [2, 5], [5, 6], [0, 0]], [[0, 1], [2, 3], [3, 8], [8, 9]]]
 )
-TARGETS = {  # what gives a loss; other models have masked tokens to guess
+TARGETS = {  # what gives a loss; other models have masked tokens or patches to guess
+    HfTinyViTForImageClassification: {"labels": torch.tensor([2, 0, 1])},
     HfTinyElectraForSequenceClassification: {"labels": torch.tensor([2, 0, 1])},
     HfTinyElectraForTokenClassification: {
         "labels": torch.tensor(
@@ -159,8 +190,10 @@ TARGETS = {  # what gives a loss; other models have masked tokens to guess
 
 
 def inputs(model_class: type, config, *, training: bool = False) -> dict[str, Tensor]:
-    """A batch of 3 with one padded row; `training` adds what gives a loss."""
+    """A batch of 3, texts with one padded row; `training` adds what gives a loss."""
     generator = torch.Generator().manual_seed(1)
+    if model_class.main_input_name == "pixel_values":
+        return image_inputs(model_class, config, training)
     ids = torch.randint(5, config.get_text_config().vocab_size, (3, 9), generator=generator)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     batch["attention_mask"][1, 6:] = 0
@@ -181,6 +214,16 @@ def inputs(model_class: type, config, *, training: bool = False) -> dict[str, Te
     return batch
 
 
+def image_inputs(model_class: type, config, training: bool) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    batch = {"pixel_values": torch.randn(3, config.num_channels, *config.image_size, generator=generator)}
+    if model_class is HfTinyViTForMaskedImageModeling:
+        batch["ids_keep"] = torch.tensor([[0, 4, 3], [7, 1, 2], [5, 4, 6]])
+    if training and model_class in TARGETS:
+        batch.update({name: tensor.clone() for name, tensor in TARGETS[model_class].items()})
+    return batch
+
+
 def decoder_inputs(labelled: bool) -> dict[str, Tensor]:
     """A batch of 3 with one padded row, as the decoder's input or as labels."""
     ids = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(2))
@@ -191,12 +234,14 @@ def decoder_inputs(labelled: bool) -> dict[str, Tensor]:
 
 
 def main_output(outputs) -> Tensor:
-    return outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]
+    return next(outputs[name] for name in ("logits", "last_hidden_state", "loss") if name in outputs)
 
 
 def valid_output(outputs, batch: dict[str, Tensor]) -> Tensor:
     """What a model says about the tokens, texts or links that are not padding."""
     output = main_output(outputs)
+    if "pixel_values" in batch:
+        return output
     if "word_spans" in batch:
         return valid_links(outputs, batch["word_spans"])
     if "decoder_attention_mask" in batch:
@@ -363,6 +408,7 @@ def test_copies(model, how):
 # Embeddings
 
 
+@pytest.mark.parametrize("case", TEXTS, indirect=True)
 def test_get_and_set_input_embeddings(model):
     old = model.get_input_embeddings()
     assert isinstance(old, nn.Embedding)
@@ -381,6 +427,7 @@ def test_get_and_set_input_embeddings(model):
     )
 
 
+@pytest.mark.parametrize("case", TEXTS, indirect=True)
 @pytest.mark.parametrize("new_size", [61, 44])
 def test_resize_token_embeddings(model, new_size, tmp_path):
     old_size = model.config.get_text_config().vocab_size
@@ -405,6 +452,7 @@ def test_resize_token_embeddings(model, new_size, tmp_path):
     assert_same(loaded, model)
 
 
+@pytest.mark.parametrize("case", TEXTS, indirect=True)
 def test_inputs_embeds(model):
     batch = inputs(type(model), model.config)
     embedded = model.get_input_embeddings()(batch["input_ids"])
@@ -420,9 +468,11 @@ def test_inputs_embeds(model):
 
 def test_signature(model):
     names = list(inspect.signature(type(model).forward).parameters)
-    assert names[:3] == ["self", "input_ids", "attention_mask"]
+    of_images = isinstance(model.config, HfTinyViTConfig)
+    first = ["pixel_values"] if of_images else ["input_ids", "attention_mask"]
+    assert names[: len(first) + 1] == ["self", *first]
     assert names[-1] == "kwargs"
-    assert model.main_input_name == "input_ids"
+    assert model.main_input_name == first[0]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -455,18 +505,23 @@ def test_hidden_states_and_attentions(model):
     assert of_encoder(plain, "hidden_states") is None
     assert of_encoder(plain, "attentions") is None
     outputs = model(**batch, output_hidden_states=True, output_attentions=True)
-    assert torch.equal(main_output(outputs), main_output(plain))
+    # Only where all tokens are recorded, an image classifier's last block serves all of them.
+    assert_close(main_output(outputs), main_output(plain), 1e-6 if "pixel_values" in batch else 0)
     hidden_states, attentions = of_encoder(outputs, "hidden_states"), of_encoder(outputs, "attentions")
     assert len(hidden_states) == config.num_hidden_layers + 1
     assert len({tuple(state.shape) for state in hidden_states}) == 1
-    assert hidden_states[0].shape[:2] == (3, 9)
+    length = hidden_states[0].shape[1]
+    of_images = "pixel_values" in batch
+    patches = batch["ids_keep"].shape[1] if "ids_keep" in batch else 8
+    assert hidden_states[0].shape[0] == 3
+    assert length == (1 + config.num_register_tokens + patches if of_images else 9)
     assert len(attentions) == config.num_hidden_layers
     for weights in attentions:
         heads = weights.shape[1]
         assert heads > 0
-        assert weights.shape == (3, heads, 9, 9)
-        assert_close(weights.sum(-1), torch.ones(3, heads, 9), 1e-5)
-        assert weights[1, :, :, 6:].max() == 0  # nobody looks at padding
+        assert weights.shape == (3, heads, length, length)
+        assert_close(weights.sum(-1), torch.ones(3, heads, length), 1e-5)
+        assert of_images or weights[1, :, :, 6:].max() == 0  # nobody looks at padding
     if "last_hidden_state" in outputs or "encoder_last_hidden_state" in outputs:
         assert torch.equal(hidden_states[-1], of_encoder(outputs, "last_hidden_state"))
     config.output_hidden_states = True
@@ -504,7 +559,8 @@ def test_dropout_only_in_training(case):
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_eager_equals_sdpa(model, padded):
-    changes = {} if padded else {"attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    of_images = isinstance(model.config, HfTinyViTConfig)
+    changes = {} if padded or of_images else {"attention_mask": torch.ones(3, 9, dtype=torch.long)}
     results = {}
     for name in ("eager", "sdpa"):
         model.set_attn_implementation(name)
@@ -533,7 +589,7 @@ def test_a_row_does_not_depend_on_its_batch(model):
         together = model(**batch)
         for row in range(3):
             one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
-            expected = {name: tensor[row : row + 1] for name, tensor in together.items()}
+            expected = {name: tensor[row : row + 1] for name, tensor in together.items() if name != "loss"}
             assert_close(valid_output(model(**one), one), valid_output(expected, one))
 
 
@@ -548,6 +604,7 @@ def padded(batch: dict[str, Tensor], token: int) -> dict[str, Tensor]:
     return result
 
 
+@pytest.mark.parametrize("case", TEXTS, indirect=True)
 def test_padding_changes_nothing(model):
     batch = inputs(type(model), model.config, training=True)
     with torch.no_grad():
@@ -560,6 +617,7 @@ def test_padding_changes_nothing(model):
                 assert_close(found.loss, expected.loss)
 
 
+@pytest.mark.parametrize("case", TEXTS, indirect=True)
 def test_no_mask_is_a_mask_of_ones(model):
     batch = inputs(type(model), model.config)
     ids = batch["input_ids"]
@@ -672,6 +730,7 @@ REMOTE_FILES = {
     HfTinyElectraConfig: {"electra.py", "heads.py", "layers.py"},
     HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "layers.py"},
     HfTinyTokenLinkingConfig: {"linking.py", "electra.py", "heads.py", "layers.py"},
+    HfTinyViTConfig: {"vit.py", "heads.py", "layers.py"},
 }
 
 
@@ -680,7 +739,7 @@ def test_remote_code(config_class, tmp_path):
     """Where hf_tiny is not installed, every variant loads from its folder with every Auto class: a joint checkpoint
     with those of pretraining, and a task's checkpoint, which has a head of its own, with the task's."""
     heads = AUTO_CLASSES[config_class]
-    whole = ("ForPreTraining", "ForConditionalGeneration")
+    whole = ("ForPreTraining", "ForConditionalGeneration", "ForMaskedImageModeling")
     full = [head for head in heads.values() if head.__name__.endswith(whole)] or list(heads.values())
     jobs, expected = [], {}
     for variant in variants(config_class):
@@ -770,6 +829,8 @@ def test_fill_mask_pipeline(tokenizer, tmp_path):
         HfTinyElectraForSequenceClassification,
         HfTinyElectraForTokenClassification,
         HfTinySeq2SeqForConditionalGeneration,
+        HfTinyViTForImageClassification,
+        HfTinyViTForMaskedImageModeling,
     ],
 )
 def test_trainer(model_class, tmp_path):
@@ -784,6 +845,11 @@ def test_trainer(model_class, tmp_path):
         rows["sampling_noise"] = torch.rand(ids.shape, generator=generator)
     elif model_class is HfTinyElectraForSequenceClassification:
         rows["labels"] = ids[:, 3] % 3
+    elif model_class is HfTinyViTForImageClassification:
+        rows = {"pixel_values": torch.randn(12, 1, 4, 8, generator=generator), "labels": ids[:, 3] % 3}
+    elif model_class is HfTinyViTForMaskedImageModeling:
+        rows = {"pixel_values": torch.randn(12, 1, 4, 8, generator=generator)}
+        rows["ids_keep"] = torch.rand(12, 8, generator=generator).argsort(1)[:, :3]
     else:
         rows["labels"] = (ids % 3).masked_fill(torch.arange(10) > torch.arange(12)[:, None], -100)
     data = Dataset.from_dict({name: tensor.numpy() for name, tensor in rows.items()}).with_format("torch")

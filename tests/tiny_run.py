@@ -202,7 +202,7 @@ class Started:
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    ["hf_tiny.finetune", "hf_tiny.data.corpus", "hf_tiny.data.windows", "transformers.models.bert.modeling_bert"]
+    ["hf_tiny.pictures", "hf_tiny.data.corpus", "hf_tiny.data.windows", "transformers.models.bert.modeling_bert"]
 )
 
 

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSeq2SeqLM,
@@ -20,8 +23,15 @@ from .electra import (
     HfTinyElectraForTokenClassification,
     HfTinyElectraModel,
 )
+from .image_processing import HfTinyGreyImageProcessor
 from .linking import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
 from .seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration, HfTinySeq2SeqModel
+from .vit import (
+    HfTinyViTConfig,
+    HfTinyViTForImageClassification,
+    HfTinyViTForMaskedImageModeling,
+    HfTinyViTModel,
+)
 
 AUTO_CLASSES = {
     HfTinyElectraConfig: {
@@ -36,6 +46,12 @@ AUTO_CLASSES = {
         AutoModelForSeq2SeqLM: HfTinySeq2SeqForConditionalGeneration,
     },
     HfTinyTokenLinkingConfig: {AutoModel: HfTinyTokenLinkingModel},
+    HfTinyViTConfig: {
+        AutoModel: HfTinyViTModel,
+        AutoModelForPreTraining: HfTinyViTForMaskedImageModeling,
+        AutoModelForMaskedImageModeling: HfTinyViTForMaskedImageModeling,
+        AutoModelForImageClassification: HfTinyViTForImageClassification,
+    },
 }
 
 
@@ -57,6 +73,10 @@ def register() -> None:
     for config_class, auto_class, model_class in model_classes():
         model_class.register_for_auto_class(auto_class.__name__)
         auto_class.register(config_class, model_class, exist_ok=True)
+    HfTinyGreyImageProcessor.register_for_auto_class()
+    AutoImageProcessor.register(
+        HfTinyViTConfig, image_processor_classes={"pil": HfTinyGreyImageProcessor}, exist_ok=True
+    )
 
 
 register()

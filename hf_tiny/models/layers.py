@@ -242,11 +242,15 @@ class SelfAttention(Attention):
         attention_mask: Tensor | None,
         angles: tuple[Tensor, Tensor] | None,
         past_key_values: EncoderDecoderCache | None = None,
+        queries: slice | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
+        """queries: the tokens that look around; all when None."""
         query, key, value = (self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1))
         if angles is not None:
             query, key = rotate(query, *angles), rotate(key, *angles)
+        if queries is not None:
+            query = query[:, queries]
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (batch, heads, length, size)
         if past_key_values is not None:
             key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
