@@ -45,7 +45,7 @@ def draw_curves(output_dir: Path) -> None:
     names = [
         name
         for name in dict.fromkeys(key.removeprefix("eval_") for line in lines for key in line)
-        if name.endswith(SHOWN) or name in ("learning_rate", "tokens_per_second")
+        if name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second")
     ]
     columns = 3
     rows = -(-len(names) // columns)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -60,6 +61,11 @@ def home(tmp_path_factory) -> Path:
     ]
     text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(300))
     (folder / "my_texts" / "one.txt").write_text(text, encoding="utf-8")
+    for number in range(40):
+        label, colour = ("cat", 40 + number) if number % 2 else ("sky", 200 - number)
+        for path in (folder / "my_pictures", folder / "my_classes" / label):
+            path.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (colour, 90, 255 - colour)).save(path / f"{number}.png")
     for name, content in TAGGED.items():
         (folder / name).write_text(content, encoding="utf-8")
     return folder
@@ -71,14 +77,26 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
 
 def test_the_commands_of_the_readme_run(home):
     launches = commands("accelerate launch")
-    assert len(launches) == 10
+    assert len(launches) == 12
     corpus = ["--train_file", "my_texts/"]
     for line in launches:
         words = shlex.split(line)
-        extra = [] if "recipe.yaml" in line else [*SHORT, *([] if "--train_file" in words else corpus)]
+        short = SHORT[:-2] if "my_pictures" in line or "my_classes" in line else SHORT  # they have no vocabulary
+        extra = [] if "recipe.yaml" in line else [*short, *([] if "--train_file" in words else corpus)]
         done = run([str(BIN / words[0]), *words[1:], *extra], home)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    for folder in ("mine", "two", "four", "reviews", "names", "trees", "subjects/seed-42", "subjects/seed-43", "talk"):
+    for folder in (
+        "mine",
+        "two",
+        "four",
+        "reviews",
+        "names",
+        "trees",
+        "subjects/seed-42",
+        "subjects/seed-43",
+        "talk",
+        "classes",
+    ):
         assert (home / "runs" / folder / "model.safetensors").exists()
 
     for snippet, answer in zip(blocks("python"), ("'score'", "'relation'"), strict=True):
