@@ -20,6 +20,7 @@ bench: .venv/installed  ## hf_tiny and transformers on the same work, alternatin
 	$(BIN)/python benchmarks/electra.py
 	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/seq2seq.py
+	$(BIN)/python benchmarks/vit.py
 
 results: .venv/installed  ## render the tables of README.md and recipes/README.md from benchmarks/results
 	$(BIN)/python benchmarks/render.py

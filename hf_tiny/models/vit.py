@@ -19,7 +19,6 @@ from .layers import Dropout, EncoderBlock, HfTinyConfig, SelfAttention, cross_en
 
 Size = int | list[int] | tuple[int, ...]  # (height, width), or one number for both
 POSITIONS = ("learned", "sinusoidal")
-THETA = 10_000.0  # of sinusoidal positions
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -175,7 +174,7 @@ class GridPositions(nn.Module):
     def along(self, count: int, known: int, like: Tensor) -> Tensor:
         """(count, size / 2) for the middles of `count` places where `known` were."""
         places = (torch.arange(count, device=like.device) + 0.5) * (known / count) - 0.5
-        return sinusoids(places[None], self.size // 2, THETA, like.dtype)[0]
+        return sinusoids(places[None], self.size // 2, 10_000.0, like.dtype)[0]
 
 
 class ViTEmbeddings(nn.Module):
@@ -390,9 +389,7 @@ class HfTinyViTForMaskedImageModeling(HfTinyViTPreTrainedModel):
         output_logits: whether visible patches get logits too; when None, they do unless in training.
         """
         if ids_keep is None and self.training:
-            raise ValueError(
-                "Training needs ids_keep, the visible patches: a mask that never changes would teach little."
-            )
+            raise ValueError("Training needs ids_keep, the visible patches: a fixed mask would teach little.")
         patches, grid = patchify(pixel_values, self.config), self.config.grid_size(pixel_values.shape[2:])
         batch, count, _ = patches.shape
         if ids_keep is None:
@@ -409,13 +406,9 @@ class HfTinyViTForMaskedImageModeling(HfTinyViTPreTrainedModel):
             target = (target - mean) / deviation
         guessed = pixels[:, pixels.shape[1] - masked.shape[1] :].float()
         loss = F.mse_loss(guessed, target, reduction="sum") / self.config.patch_dim
-        return HfTinyViTForMaskedImageModelingOutput(
-            loss=loss / count_items(masked, num_items_in_batch),
-            logits=take(pixels, torch.cat((ids_keep, masked), dim=1).argsort(1)) if every else None,
-            mask=mask,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        loss = loss / count_items(masked, num_items_in_batch)
+        logits = take(pixels, torch.cat((ids_keep, masked), dim=1).argsort(1)) if every else None
+        return HfTinyViTForMaskedImageModelingOutput(loss, logits, mask, outputs.hidden_states, outputs.attentions)
 
     @torch.no_grad()
     def reconstruct(self, pixel_values: Tensor, ids_keep: Tensor | None = None) -> Tensor:
