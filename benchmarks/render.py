@@ -75,6 +75,22 @@ COLUMNS = {
         "gain": "figures.gain",
         "minutes a run": "figures.minutes",
     },
+    "pictures": {
+        "data": "what",
+        "figure": "figures.figure",
+        "from scratch": "figures.scratch",
+        "after masked pretraining": "figures.pretrained",
+        "gain in points": "figures.gain",
+        "minutes a run": "figures.minutes",
+    },
+    "classified": {
+        "data": "what",
+        "accuracy": "figures.eval_accuracy",
+        "always the most frequent": "figures.eval_majority",
+        "seeds": "figures.seeds",
+        "minutes a run": "figures.train_minutes",
+        "cores": "figures.num_threads",
+    },
     "table_3": {
         "row": "what",
         "PPL": "figures.PPL",
@@ -92,7 +108,10 @@ COLUMNS = {
         "our accuracy": "figures.ours",
         "its accuracy": "figures.peer",
     },
-    "bench": {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"},
+    **{
+        name: {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"}
+        for name in ("bench", "bench_seq2seq", "bench_vit")
+    },
 }
 
 
