@@ -11,13 +11,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from .errors import InputError
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"  # file name -> size and SHA-256; written last
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")  # loading them can run any code
 RUN_FILES = ("recipe.yaml", "metrics.jsonl", "all_results.json", "config.json")
 
 
@@ -137,6 +138,32 @@ def damage(checkpoint: Path) -> str | None:
         if _digest(path) != digest:
             return f"{name} differs from its checksum"
     return None
+
+
+def check_model(folder: Path) -> None:
+    """Refuse what nobody could load: no config, no weights, weights that are damaged or pickled."""
+    if not (folder / "config.json").is_file():
+        saved = checkpoints(folder)
+        hint = f" Its newest checkpoint is {saved[-1]}." if saved else ""
+        raise InputError(f"{folder} lacks config.json: there is no finished model in it.{hint}")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        pickled = [path.name for path in sorted(folder.iterdir()) if path.suffix in PICKLED]
+        found = f"only {pickled[0]}, a pickle file, and loading that can run any code" if pickled else "no weights"
+        raise InputError(
+            f"{folder} has {found}. Save the model with `save_pretrained`, which writes model.safetensors."
+        )
+    for path in weights:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            with open(path, "rb") as file:
+                pickled = file.read(2) in (b"PK", b"\x80\x02")
+            what = "is a pickle file by another name" if pickled else f"is damaged or was cut short ({error})"
+            raise InputError(f"{path} {what}. Take it from a checkpoint, or save the model again.") from error
+    if (folder / MANIFEST).exists() and (problem := damage(folder)):
+        raise InputError(f"{folder} is damaged: {problem}. Take an earlier checkpoint.")
 
 
 def find(output_dir: Path, wanted: str) -> Path | None:

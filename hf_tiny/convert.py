@@ -1,19 +1,34 @@
-"""From native transformers checkpoints to hf_tiny's."""
+"""Between hf_tiny's checkpoints and native transformers ones, either way; SRC may be a Hub id.
 
+python -m hf_tiny.convert runs/electra native  # makes native/discriminator and native/generator
+python -m hf_tiny.convert native runs/again  # and back
+"""
+
+import argparse
 import copy
 import re
+import sys
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoTokenizer,
     ElectraConfig,
     ElectraForMaskedLM,
     ElectraForPreTraining,
     ElectraForSequenceClassification,
     ElectraForTokenClassification,
+    MarianConfig,
     MarianMTModel,
     PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
     ViTForImageClassification,
+    ViTMAEConfig,
     ViTMAEForPreTraining,
     ViTModel,
 )
@@ -73,39 +88,79 @@ VIT_NAMES = (
     (r"mlp\.fc1", "feed_forward.up"),
     (r"mlp\.fc2", "feed_forward.down"),
 )
+# Native name -> the name here, and which part it is of how many: queries, keys and values are one projection.
+ELECTRA_FUSED = {f"attention.self.{n}": ("attention.qkv", i, 3) for i, n in enumerate(("query", "key", "value"))}
+MARIAN_FUSED = {
+    **{f"self_attn.{name}_proj": ("attention.qkv", part, 3) for part, name in enumerate("qkv")},
+    **{f"encoder_attn.{name}_proj": ("cross_attention.key_value", part, 2) for part, name in enumerate("kv")},
+}
+VIT_FUSED = {f"attention.{name}_proj": ("attention.qkv", part, 3) for part, name in enumerate("qkv")}
+COPIED = "embed_"  # Marian's copies of the shared embeddings, and sinusoids
+SAME = ("vocab_size", "encoder_layers", "decoder_layers", "max_position_embeddings", "scale_embedding")
+SAME += ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+MARIAN_FIELDS = {  # native name -> the name here
+    "d_model": "hidden_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_ffn_dim": "intermediate_size",
+    "activation_function": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "init_std": "initializer_range",
+    **dict(zip(SAME, SAME, strict=True)),
+}
 HEADS = {
     ElectraForSequenceClassification: HfTinyElectraForSequenceClassification,
     ElectraForTokenClassification: HfTinyElectraForTokenClassification,
 }
 EQUAL_IN_BOTH = (
-    "vocab_size",
-    "embedding_size",
-    "num_hidden_layers",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "hidden_act",
-    "layer_norm_eps",
+    *("vocab_size", "embedding_size", "num_hidden_layers", "max_position_embeddings", "type_vocab_size"),
+    *("hidden_act", "layer_norm_eps"),
 )
 SIZES = ("hidden_size", "num_attention_heads", "intermediate_size")
 
 
-def rename_electra(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Native names to ours; query, key and value become one projection."""
-    renamed = {}
+def our_name(name: str, names: tuple, fused: dict) -> tuple[str, int, int]:
+    """What a native tensor is called here, and which part it is of how many."""
+    for old, new in names:
+        name = re.sub(old, new, name)
+    for old, (new, part, parts) in fused.items():
+        if old in name:
+            return name.replace(old, new), part, parts
+    return name, 0, 1
+
+
+def from_native(state: dict[str, Tensor], names: tuple, fused: dict) -> dict[str, Tensor]:
+    """Native tensors under our names, the parts of a projection together."""
+    found: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():
-        for old, new in ELECTRA_NAMES:
-            name = re.sub(old, new, name)
-        renamed[name] = tensor
-    for name in [name for name in renamed if ".attention.self.query." in name]:
-        parts = [renamed.pop(name.replace("query", part)) for part in ("query", "key", "value")]
-        renamed[name.replace("self.query", "qkv")] = torch.cat(parts)
-    return renamed
+        if COPIED not in name:
+            ours, part, _ = our_name(name, names, fused)
+            found.setdefault(ours, {})[part] = tensor
+    return {name: torch.cat([parts[part] for part in sorted(parts)]) for name, parts in found.items()}
 
 
-def known_settings(native: PreTrainedConfig, config_class: type = HfTinyElectraConfig) -> dict:
-    """What hf_tiny's config has too."""
-    known = config_class().to_dict()
-    return {name: value for name, value in native.to_dict().items() if name in known and name != "model_type"}
+@torch.no_grad()
+def fill(native: PreTrainedModel, state: dict[str, Tensor], names: tuple, fused: dict) -> PreTrainedModel:
+    """Our tensors into a native model."""
+    for name, tensor in native.state_dict().items():
+        if COPIED not in name:
+            ours, part, parts = our_name(name, names, fused)
+            tensor.copy_(state[ours].chunk(parts)[part].view_as(tensor))
+    return native.eval()
+
+
+def known_settings(config: PreTrainedConfig, other: type[PreTrainedConfig]) -> dict:
+    """What the other kind of configuration has too."""
+    known = other().to_dict().keys() - {"model_type", "architectures"}
+    return {name: value for name, value in config.to_dict().items() if name in known}
+
+
+def require(config: PreTrainedConfig, **needed) -> None:
+    """Refuse what a native model cannot be; a tuple holds several values that will do."""
+    for name, value in needed.items():
+        found, fitting = getattr(config, name), value if isinstance(value, tuple) else (value,)
+        if found not in fitting:
+            raise InputError(f"{name} is {found!r}: the native model of transformers only has {fitting[0]!r}.")
 
 
 def electra_from_native(
@@ -120,15 +175,15 @@ def electra_from_native(
         if ours != theirs:
             raise InputError(f"{name} is {ours} in the discriminator and {theirs} in the generator.")
     size = generator.config.hidden_size / native.hidden_size
-    config = HfTinyElectraConfig(**known_settings(native), sharing=sharing, generator_size=size)
+    config = HfTinyElectraConfig(**known_settings(native, HfTinyElectraConfig), sharing=sharing, generator_size=size)
     found = tuple(getattr(generator.config, name) for name in SIZES)
     if found != config.sizes(size):
         raise InputError(
             f"{SIZES} are {found} in the generator: at {size:.3g} times the discriminator, {config.sizes(size)}."
         )
     model = HfTinyElectraForPreTraining(config)
-    state = rename_electra(discriminator.state_dict())
-    for name, tensor in rename_electra(generator.state_dict()).items():
+    state = from_native(discriminator.state_dict(), ELECTRA_NAMES, ELECTRA_FUSED)
+    for name, tensor in from_native(generator.state_dict(), ELECTRA_NAMES, ELECTRA_FUSED).items():
         if not (sharing == "embeddings" and name.startswith("electra.embeddings")):
             state[re.sub(r"^electra\.", "generator.", name)] = tensor
     if sharing == "embeddings":
@@ -146,10 +201,34 @@ def electra_head_from_native(
             f"{type(model).__name__} has no counterpart here: give one of {', '.join(head.__name__ for head in HEADS)}."
         )
     no_generator = {"generator_size": 1}  # a size that every encoder allows
-    config = HfTinyElectraConfig(**{**known_settings(model.config), **no_generator, "classifier_pooling": "cls"})
-    converted = HEADS[type(model)](config)
-    converted.load_state_dict(rename_electra(model.state_dict()))
+    known = known_settings(model.config, HfTinyElectraConfig)
+    converted = HEADS[type(model)](HfTinyElectraConfig(**{**known, **no_generator, "classifier_pooling": "cls"}))
+    converted.load_state_dict(from_native(model.state_dict(), ELECTRA_NAMES, ELECTRA_FUSED))
     return converted.eval()
+
+
+def electra_to_native(model: HfTinyElectraForPreTraining) -> tuple[ElectraForPreTraining, ElectraForMaskedLM]:
+    """Discriminator and generator; what they share, both have."""
+    require(model.config, position_embedding_type="absolute", norm_first=False)
+    known, state = known_settings(model.config, ElectraConfig), model.state_dict()
+    sizes = dict(zip(SIZES, model.config.sizes(model.config.generator_size), strict=True))
+    own = {re.sub(r"^generator\.", "electra.", name): state[name] for name in state if name.startswith("generator.")}
+    return (
+        fill(ElectraForPreTraining(ElectraConfig(**known)), state, ELECTRA_NAMES, ELECTRA_FUSED),
+        fill(ElectraForMaskedLM(ElectraConfig(**known | sizes)), state | own, ELECTRA_NAMES, ELECTRA_FUSED),
+    )
+
+
+def electra_head_to_native(
+    model: HfTinyElectraForSequenceClassification | HfTinyElectraForTokenClassification,
+) -> ElectraForSequenceClassification | ElectraForTokenClassification:
+    """A fine-tuned model, with its labels."""
+    require(model.config, position_embedding_type="absolute", norm_first=False)
+    if type(model) is HfTinyElectraForSequenceClassification:
+        require(model.config, classifier_pooling="cls")
+    native_class = {ours: native for native, ours in HEADS.items()}[type(model)]
+    native = native_class(ElectraConfig(**known_settings(model.config, ElectraConfig)))
+    return fill(native, model.state_dict(), ELECTRA_NAMES, ELECTRA_FUSED)
 
 
 def seq2seq_from_native(model: MarianMTModel) -> HfTinySeq2SeqForConditionalGeneration:
@@ -163,47 +242,30 @@ def seq2seq_from_native(model: MarianMTModel) -> HfTinySeq2SeqForConditionalGene
             raise InputError(f"{name} is {ours} in the encoder and {theirs} in the decoder: here it is one number.")
     if not native.tie_word_embeddings:
         raise InputError("The output layer of this model is not tied to its embeddings.")
-    same = ("vocab_size", "encoder_layers", "decoder_layers", "max_position_embeddings", "scale_embedding")
-    tokens = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-    config = HfTinySeq2SeqConfig(
-        **{name: getattr(native, name) for name in (*same, *tokens)},
-        hidden_size=native.d_model,
-        num_attention_heads=native.encoder_attention_heads,
-        intermediate_size=native.encoder_ffn_dim,
-        hidden_act=native.activation_function,
-        hidden_dropout_prob=native.dropout,
-        attention_probs_dropout_prob=native.attention_dropout,
-        initializer_range=native.init_std,
-    )
+    config = HfTinySeq2SeqConfig(**{ours: getattr(native, name) for name, ours in MARIAN_FIELDS.items()})
     converted = HfTinySeq2SeqForConditionalGeneration(config)
-    state = {}
-    for name, tensor in model.state_dict().items():
-        for old, new in MARIAN_NAMES:
-            name = re.sub(old, new, name)
-        if "embed_" not in name:  # copies of the shared embeddings, and sinusoids
-            state[name] = tensor
-    for name in [name for name in state if "self_attn.q_proj" in name]:
-        parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
-        state[name.replace("self_attn.q_proj", "attention.qkv")] = torch.cat(parts)
-    for name in [name for name in state if "encoder_attn.k_proj" in name]:
-        parts = [state.pop(name.replace("k_proj", f"{part}_proj")) for part in "kv"]
-        state[name.replace("encoder_attn.k_proj", "cross_attention.key_value")] = torch.cat(parts)
+    state = from_native(model.state_dict(), MARIAN_NAMES, MARIAN_FUSED)
     state["lm_head.bias"] = state["lm_head.bias"].squeeze(0)
     converted.load_state_dict(state)
     converted.generation_config = copy.deepcopy(model.generation_config)
     return converted.eval()
 
 
+def seq2seq_to_native(model: HfTinySeq2SeqForConditionalGeneration) -> MarianMTModel:
+    """A Marian model, with its way to generate."""
+    config, size = model.config, model.config.hidden_size // model.config.num_attention_heads
+    require(config, position_embedding_type="sinusoidal", norm_first=False, layer_norm_eps=1e-5)
+    require(config, tie_word_embeddings=True, qk_head_dim=(size, None), v_head_dim=(size, None))
+    settings = {name: getattr(config, ours) for name, ours in MARIAN_FIELDS.items()}
+    decoder = {"decoder_ffn_dim": config.intermediate_size, "decoder_attention_heads": config.num_attention_heads}
+    native = MarianMTModel(MarianConfig(**settings, **decoder, forced_eos_token_id=None))
+    native.generation_config = copy.deepcopy(model.generation_config)
+    return fill(native, model.state_dict(), MARIAN_NAMES, MARIAN_FUSED)
+
+
 def rename_vit(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Native names to ours; query, key and value become one projection, and the class token's position a part of it."""
-    renamed = {}
-    for name, tensor in state.items():
-        for old, new in VIT_NAMES:
-            name = re.sub(old, new, name)
-        renamed[name] = tensor
-    for name in [name for name in renamed if ".attention.q_proj." in name]:
-        parts = [renamed.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
-        renamed[name.replace("q_proj", "qkv")] = torch.cat(parts)
+    """Native names to ours; the class token's position becomes a part of it."""
+    renamed = from_native(state, VIT_NAMES, VIT_FUSED)
     prefix = next(name for name in renamed if name.endswith("embeddings.cls_token")).removesuffix("cls_token")
     positions = renamed.pop(f"{prefix}position_embeddings").squeeze(0)  # (1 + patches, hidden)
     renamed[f"{prefix}prefix.weight"] = renamed.pop(f"{prefix}cls_token").squeeze(0) + positions[:1]
@@ -234,7 +296,98 @@ def vit_mae_from_native(model: ViTMAEForPreTraining) -> HfTinyViTForMaskedImageM
     state["decoder.positions.table.weight"] = positions[1:]
     state["decoder.mask_token.weight"] = state["decoder.mask_token.weight"].squeeze(0)
     for name in ("decoder.out.weight", "decoder.out.bias"):  # the native order within a patch has the channels last
-        state[name] = state[name].unflatten(0, (-1, config.num_channels)).transpose(0, 1).flatten(0, 1)
+        state[name] = swapped(state[name], -1, config.num_channels)
     converted = HfTinyViTForMaskedImageModeling(config)
     converted.load_state_dict(state)
     return converted.eval()
+
+
+def swapped(x: Tensor, rows: int, columns: int) -> Tensor:
+    """The first dimension as (rows, columns), the other way round."""
+    return x.unflatten(0, (rows, columns)).transpose(0, 1).flatten(0, 1)
+
+
+def vit_to_native(
+    model: HfTinyViTForImageClassification | HfTinyViTForMaskedImageModeling,
+) -> ViTForImageClassification | ViTMAEForPreTraining:
+    """A native ViT with its labels, or a native masked autoencoder."""
+    config, state = model.config, model.state_dict()
+    grid = list(config.grid_size(config.image_size))
+    require(config, position_embedding_type="learned", position_grid=grid, num_register_tokens=0)
+    require(config, layer_scale_init_value=None, drop_path_rate=0)
+    for name in ("vit.embeddings.positions.table.weight", "decoder.positions.table.weight"):
+        if name in state:  # the class token has its position in itself
+            state[name] = torch.cat((torch.zeros_like(state[name][:1]), state[name]))
+    state["vit.embeddings.position_embeddings"] = state["vit.embeddings.positions.table.weight"]
+    state["vit.embeddings.cls_token"] = state["vit.embeddings.prefix.weight"]
+    if type(model) is HfTinyViTForImageClassification:
+        require(config, pooling="cls")
+        native = ViTForImageClassification(ViTConfig(**known_settings(config, ViTConfig)))
+    else:
+        if grid[0] != grid[1]:
+            raise InputError(f"image_size is {config.image_size}: transformers' ViTMAE only has square grids.")
+        for name in ("decoder.out.weight", "decoder.out.bias"):
+            state[name] = swapped(state[name], config.num_channels, -1)
+        native = ViTMAEForPreTraining(ViTMAEConfig(**known_settings(config, ViTMAEConfig)))
+    return fill(native, state, VIT_NAMES, VIT_FUSED)
+
+
+CONVERSIONS = {  # by the class that was saved
+    **dict.fromkeys(HEADS, electra_head_from_native),
+    **dict.fromkeys(HEADS.values(), electra_head_to_native),
+    HfTinyElectraForPreTraining: electra_to_native,
+    HfTinySeq2SeqForConditionalGeneration: seq2seq_to_native,
+    MarianMTModel: seq2seq_from_native,
+    **dict.fromkeys((HfTinyViTForImageClassification, HfTinyViTForMaskedImageModeling), vit_to_native),
+    ViTForImageClassification: vit_from_native,
+    ViTMAEForPreTraining: vit_mae_from_native,
+}
+PAIR = ("discriminator", "generator")
+
+
+def load(loader: type, source: str | Path):
+    try:
+        return loader.from_pretrained(source)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{source} cannot be loaded: {error}") from error
+
+
+def convert(source: str, target: Path) -> None:
+    """The model at `source`, with its tokenizer or image processor if it has one, in the other format at `target`."""
+    if target.exists() and any(target.iterdir()):
+        raise InputError(f"{target} is not empty: choose another folder.")
+    pair = [Path(source, name) for name in PAIR]
+    if pair[0].is_dir():
+        models = (load(ElectraForPreTraining, pair[0]), load(ElectraForMaskedLM, pair[1]))
+        source, converted = str(pair[0]), (electra_from_native(*models),)
+    else:
+        saved = (load(AutoConfig, source).architectures or ["A bare encoder"])[0]
+        known = {model.__name__: (model, function) for model, function in CONVERSIONS.items()}
+        if saved not in known:
+            hint = f"Two native ELECTRAs go into one folder, as {PAIR}."
+            raise InputError(f"{source}: {saved} has no counterpart. {hint}")
+        model_class, function = known[saved]
+        model = function(load(model_class, source))
+        converted = model if model_class is HfTinyElectraForPreTraining else (model,)
+    for name, model in zip(PAIR if len(converted) == 2 else [""], converted, strict=True):
+        model.save_pretrained(target / name)
+        try:
+            loader = AutoImageProcessor if model.main_input_name == "pixel_values" else AutoTokenizer
+            load(loader, source).save_pretrained(target / name)
+        except InputError:
+            print(f"{source} has no tokenizer or image processor: {target / name} has none either.", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m hf_tiny.convert", description=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("target", type=Path)
+    given = parser.parse_args()
+    try:
+        convert(given.source, given.target)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,36 @@
-"""What people look at: the curves, the model card, the summary, the push."""
+"""What people look at: the curves, the model card, the summary; and the way to the Hub.
 
+python -m hf_tiny.hub push runs/mine --hub_model_id you/name
+"""
+
+import argparse
 import json
 import logging
+import math
+import os
 import platform
+import re
 import shlex
+import shutil
 import sys
+import time
+import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 
+import jinja2
 import matplotlib
 import numpy as np
 import torch
-from huggingface_hub import HfApi, ModelCard, ModelCardData
-from huggingface_hub.errors import HTTPError
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, get_token
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.utils import filter_repo_objects, parse_ratelimit_headers
 from transformers import PreTrainedModel
+
+from . import checkpoint
+from .errors import InputError
 
 matplotlib.use("Agg")
 from matplotlib import font_manager
@@ -22,20 +38,21 @@ from matplotlib import pyplot as plt
 
 logger = logging.getLogger(__name__)
 
-SHOWN = (
-    "loss",
-    "accuracy",
-    "auc",
-    "recall",
-    "precision",
-    "entropy",
-    "f1",
-    "uas",
-    "las",
-    "pearson",
-)  # what a curve is drawn of
+# What a curve is drawn of.
+SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy", "f1", "uas", "las", "pearson")
 MEASURED = ("eval_", "test_", "forgetting_")
-NOT_PUSHED = ["checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"]  # the last: what tensorboard reads
+SPLITS = {"eval": "validation", "test": "test"}
+NOT_PUSHED = [
+    *("checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"),  # the last: what tensorboard reads
+    *("trainer_state.json", "ema.safetensors", checkpoint.MANIFEST, *(f"*{suffix}" for suffix in checkpoint.PICKLED)),
+]
+WAITS = (1.0, 5.0, 25.0)  # seconds before another try
+LONGEST_WAIT = 600.0  # when the Hub asks for more, the push fails
+ADVICE = {
+    401: "the Hub does not know the token: log in again with `hf auth login`, or set HF_TOKEN",
+    403: "the token may not write there: use one with the role `write`, or a --hub_model_id of your own",
+    404: "there is no such repository or revision",
+}
 MOST_CLASSES, MOST_COUNTS = 50, 20  # what is readable in a confusion matrix: classes, and classes with their counts
 
 
@@ -142,40 +159,59 @@ def command() -> str:
     return shlex.join(["accelerate", "launch", f"{script.parent.name}/{script.name}", *sys.argv[1:]])
 
 
-def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, float], about: dict) -> None:
-    """README.md from the template of the model's family, or the one that `about` names; only what was measured goes in."""
-    family = model.config.model_type.removeprefix("hf_tiny_")
+def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, float], about: dict, flags: dict) -> None:
+    """README.md from the template of the model's family, or the one that `about` names; only what was measured goes in.
+    The run's flags name the base model and the data set, if these are on the Hub, and the licence."""
+    name, family = output_dir.resolve().name, model.config.model_type.removeprefix("hf_tiny_")
     figures = {name: value for name, value in results.items() if name.startswith(MEASURED)}
+    named = map(flags.get, ("model_name_or_path", "dataset_name"))
+    base, data_set = (None if value is None or Path(value).exists() else value for value in named)
+    languages = [
+        code for code in map(flags.get, ("source_lang", "target_lang")) if re.fullmatch("[a-z]{2}", code or "")
+    ]
+    task, trained_on = about.get("pipeline_tag"), about.get("data", "not stated")
+    measured = [
+        EvalResult(task or "other", data_set or "other", trained_on, metric, value, dataset_split=SPLITS[split])
+        for (split, _, metric), value in ((figure.partition("_"), value) for figure, value in figures.items())
+        if split in SPLITS and math.isfinite(value)
+    ]
     data = ModelCardData(
         library_name="transformers",
         tags=["hf_tiny", family],
-        pipeline_tag=about.get("pipeline_tag"),
-        language=about.get("language"),
-        datasets=about.get("datasets"),
+        pipeline_tag=task,
+        language=about.get("language", languages or None),
+        license=flags.get("hub_license"),
+        datasets=about.get("datasets", data_set and [data_set]),
+        base_model=base,
+        model_name=name,
+        eval_results=measured or None,
     )
-    template = f"{about.get('template', family)}.md"
-    card = ModelCard.from_template(
-        data,
-        template_str=(resources.files("hf_tiny.model_cards") / template).read_text(encoding="utf-8"),
-        name=output_dir.resolve().name,
-        figures=figures,
-        results=results,
-        config=model.config.to_dict(),
-        command=command(),
-        hardware=f"{results['num_processes']} process(es) with {results['num_threads']} thread(s) each, {hardware()}",
-        data=about.get("data", "not stated"),
-        pictures=sorted(path.name for path in output_dir.glob("*.png")),
-        **about.get("filled", {}),
-    )
-    card.save(output_dir / "README.md")
+    fields = {
+        "name": name,
+        "figures": figures,
+        "results": results,
+        "config": model.config.to_dict(),
+        "data": trained_on,
+    }
+    threads = f"{results['num_processes']} process(es) with {results['num_threads']} thread(s) each, {hardware()}"
+    fields |= {"hardware": threads, "command": command(), **about.get("filled", {})}
+    fields["pictures"] = sorted(path.name for path in output_dir.glob("*.png"))
+    path = resources.files("hf_tiny.model_cards") / f"{about.get('template', family)}.md"
+    try:
+        template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(path.read_text(encoding="utf-8"))
+        text = template.render(card_data=data.to_yaml(), **fields)
+    except jinja2.TemplateError as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+        logger.warning(f"{path}:{(lines or ['?'])[-1]}: {error}. README.md has its header only: correct it there.")
+        text = f"---\n{data.to_yaml()}\n---\n\n# {name}\n"
+    ModelCard(text).save(output_dir / "README.md")
 
 
 def hardware() -> str:
-    if torch.accelerator.is_available():
-        return (
-            torch.cuda.get_device_name() if torch.cuda.is_available() else torch.accelerator.current_accelerator().type
-        )
-    return f"{platform.machine()} CPU"
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    gpu = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return f"{platform.machine()} CPU" if gpu is None else gpu.type
 
 
 def print_summary(output_dir: Path, results: dict[str, float], about: dict) -> None:
@@ -187,43 +223,112 @@ def print_summary(output_dir: Path, results: dict[str, float], about: dict) -> N
     if task := about.get("filled", {}).get("pipeline"):
         use = f"import hf_tiny; from transformers import pipeline; pipeline({task!r}, model={str(output_dir)!r})"
     print(
-        f"{'=' * 72}\n"
-        f"  curves:  {output_dir / 'curves.png'}\n"
-        f"  card:    {output_dir / 'README.md'}\n"
-        f"  use it:  {use}\n"
-        f"  push it: python -m hf_tiny.hub {output_dir} --hub_model_id you/{output_dir.resolve().name}"
+        f"{'=' * 72}\n  curves:  {output_dir / 'curves.png'}\n  card:    {output_dir / 'README.md'}\n  use it:  {use}"
     )
+    print(f"  push it: python -m hf_tiny.hub push {output_dir} --hub_model_id you/{output_dir.resolve().name}")
 
 
-def push(output_dir: Path, hub_model_id: str | None, private: bool) -> bool:
-    """Push the finished model as one commit. A failure costs the push, never the run."""
-    try:
-        api = HfApi()
-        name = hub_model_id or f"{api.whoami()['name']}/{output_dir.resolve().name}"
-        repo_id = api.create_repo(name, private=private, exist_ok=True).repo_id
-        api.upload_folder(
-            repo_id=repo_id, folder_path=output_dir, ignore_patterns=NOT_PUSHED, commit_message="Add the model"
-        )
-    except (HTTPError, OSError, ValueError) as error:
-        logger.warning(
-            f"The push failed ({error}). The model is safe in {output_dir}; push it later with: "
-            f"python -m hf_tiny.hub {output_dir} --hub_model_id {hub_model_id or 'you/name'}"
-        )
-        return False
-    print(f"  pushed:  https://huggingface.co/{repo_id}")
-    return True
+def upload(folder: Path, repo: str, private: bool, revision: str | None, title: str) -> str:
+    """The model in `folder` becomes one commit; returns the address of the repository."""
+    checkpoint.check_model(folder)
+    if get_token() is None:
+        raise InputError("you are not logged in: use `hf auth login`, or set HF_TOKEN")
+    api = HfApi()
+    url = api.create_repo(repo, private=private or None, exist_ok=True)
+    if revision:
+        api.create_branch(url.repo_id, branch=revision, exist_ok=True)
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {name: folder / name for name in filter_repo_objects(names, ignore_patterns=NOT_PUSHED)}
+    if "README.md" in files:
+        files["README.md"] = files["README.md"].read_text(encoding="utf-8").replace("PATH_OR_ID", url.repo_id).encode()
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
+    # upload_folder may make several commits.
+    api.create_commit(url.repo_id, operations, commit_message=title, revision=revision)
+    return str(url)
+
+
+def patience(error: Exception, wait: float) -> float | None:
+    """Seconds after which another try is worth it; None: it is not."""
+    if isinstance(error, HfHubHTTPError):
+        status, headers = error.response.status_code, error.response.headers
+        asked, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
+        used_up = limit is not None and limit.remaining == 0
+        wait = max(wait, int(asked) if asked.isdigit() else 0, limit.reset_in_seconds if used_up else 0)
+        return wait if (status in (408, 429) or status >= 500) and wait <= LONGEST_WAIT else None
+    return wait if isinstance(error, HTTPError) else None  # the connection failed
+
+
+def explain(error: Exception) -> str:
+    """What went wrong, for people, and without the token, which some errors quote."""
+    text = re.sub(r"Bearer [^'\"]*", "Bearer <token>", " ".join(str(error).split()) or type(error).__name__)
+    advice = ADVICE.get(error.response.status_code) if isinstance(error, HfHubHTTPError) else None
+    return f"{advice}. The Hub says: {text}" if advice else text
+
+
+def push(folder: Path, repo: str, private: bool = False, revision: str | None = None, title: str = "Add the model"):
+    """Push a model as one commit, with patience; returns None, or why it was in vain. It raises nothing."""
+    for wait in (*WAITS, math.inf):
+        try:
+            logger.info(f"  pushed:  {upload(folder, repo, private, revision, title)} ({title})")
+            return None
+        except Exception as error:  # whatever it is, it must not cost the run; the client wraps some in a RuntimeError
+            cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+            seconds = patience(cause, wait)
+            if seconds is None or seconds == math.inf:
+                return explain(cause)
+            logger.warning(f"The push is tried again in {seconds:g} s: {explain(cause)}")
+            time.sleep(seconds)
+
+
+class Pusher:
+    """Pushes beside the training, one model after the other, each as it was when it was handed over."""
+
+    def __init__(self, output_dir: Path, hub_model_id: str | None, private: bool, revision: str | None):
+        self.output_dir = output_dir
+        self.place = (hub_model_id or output_dir.resolve().name, private, revision)
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.failed = -math.inf  # when
+
+    def save(self, saved: Path) -> None:
+        """Push a checkpoint. It may be deleted meanwhile, so its files get a second name."""
+        snapshot = saved.with_name(f".draft-push-{saved.name}")
+        try:
+            shutil.copytree(saved, snapshot, copy_function=os.link)
+        except OSError as error:
+            logger.warning(f"{saved.name} is not pushed: {error}.")
+        else:
+            self.thread.submit(self._save, snapshot, saved.name, time.monotonic())
+
+    def _save(self, snapshot: Path, name: str, since: float) -> None:
+        # Those that waited behind a failure would fail too.
+        reason = push(snapshot, *self.place, f"Add {name}") if since > self.failed else None
+        if reason:
+            self.failed = time.monotonic()
+            logger.warning(f"{name} was not pushed: {reason}. Training goes on, and the model is pushed at its end.")
+        shutil.rmtree(snapshot, ignore_errors=True)
+
+    def finish(self) -> None:
+        """Push the finished model, and wait for it."""
+        if reason := self.thread.submit(push, self.output_dir, *self.place).result():
+            name, _, revision = self.place
+            again = shlex.join(["push", str(self.output_dir), "--hub_model_id", name])
+            again += f" --hub_revision {shlex.quote(revision)}" if revision else ""
+            safe = f"The model is safe in {self.output_dir}; push it later with: python -m hf_tiny.hub {again}"
+            logger.warning(f"The push failed: {reason}. {safe}")
 
 
 def main() -> None:
-    """python -m hf_tiny.hub DIR --hub_model_id you/name [--private]"""
-    import argparse
-
-    parser = argparse.ArgumentParser(description="Push a finished model to the Hub.")
+    parser = argparse.ArgumentParser(prog="python -m hf_tiny.hub", description="Push a finished model to the Hub.")
+    parser.add_argument("command", choices=["push"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--hub_model_id")
-    parser.add_argument("--private", action="store_true")
+    parser.add_argument("--hub_model_id", required=True, help="user/name on the Hub")
+    parser.add_argument("--hub_private_repo", action="store_true")
+    parser.add_argument("--hub_revision", help="the branch to push to; it is made when it does not exist")
     given = parser.parse_args()
-    sys.exit(0 if push(given.folder, given.hub_model_id, given.private) else 1)
+    logging.basicConfig(format="%(message)s")
+    logger.setLevel(logging.INFO)
+    if reason := push(given.folder, given.hub_model_id, given.hub_private_repo, given.hub_revision):
+        sys.exit(f"error: {reason}")
 
 
 if __name__ == "__main__":

@@ -72,8 +72,11 @@ class TrainConfig:
     resume_from_checkpoint: str | None = flag(None, "`latest`, or the path of a checkpoint.")
     report_to: list[str] | None = flag(None, "Trackers: tensorboard, trackio, wandb.")
     push_to_hub: bool = flag(False, "Push the finished model.")
-    hub_model_id: str | None = flag(None, "user/name on the Hub.")
+    hub_model_id: str | None = flag(None, "user/name on the Hub; by default the folder's name under your own.")
     hub_private_repo: bool = flag(False, "Make the repository private.")
+    hub_strategy: str = flag("end", "end pushes the finished model, every_save also each checkpoint, while training.")
+    hub_revision: str | None = flag(None, "The branch to push to; it is made when it does not exist.")
+    hub_license: str | None = flag(None, "The licence that the card names, such as apache-2.0.")
 
 
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
@@ -208,6 +211,8 @@ def start(config: TrainConfig) -> None:
     for name in POSITIVE:
         if getattr(config, name) <= 0:
             raise InputError(f"--{name} {getattr(config, name)}: it must be above 0.")
+    if config.hub_strategy not in ("end", "every_save"):
+        raise InputError(f"--hub_strategy {config.hub_strategy}: choose end or every_save.")
     learning_rate_factor(config.lr_scheduler_type, 0, 1, 1)  # an unknown schedule is refused now, not after the packing
     if config.fp16 and not gpu:
         raise InputError("--fp16 needs a GPU: on a CPU train in float32, or with --bf16.")
@@ -275,6 +280,8 @@ class Run:
         self.sums: dict[str, Tensor] = {}
         self.asked_to_stop = self.stop_signal = 0  # what this process was sent, and what all processes agreed on
         self.saved: Path | None = None  # the checkpoint of this very step, if there is one
+        place = (self.output_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
+        self.pusher = hub.Pusher(*place) if self.main and config.push_to_hub else None
         self.begin()
         self.first_step, self.first_tokens = self.state.step, self.state.tokens
         self.logged = (self.state.step, self.state.seconds, self.state.tokens)
@@ -580,6 +587,8 @@ class Run:
                     callback.on_save(draft)
                 saved = {"state": dataclasses.asdict(state), "identity": self.identity()}
                 (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
+            if self.pusher and self.config.hub_strategy == "every_save":
+                self.pusher.save(target)
             spare = state.best_step if self.config.load_best_model_at_end else None
             checkpoint.rotate(self.output_dir, self.config.save_total_limit, spare)
         self.saved = target.resolve()
@@ -613,10 +622,10 @@ class Run:
                 hub.draw_curves(self.output_dir)
                 for evaluation in filter(None, (self.evaluate, self.test)):
                     evaluation.write_report(self.output_dir)
-                hub.write_card(self.output_dir, self.bare_model, results, self.card)
+                hub.write_card(self.output_dir, self.bare_model, results, self.card, dataclasses.asdict(config))
             hub.print_summary(self.output_dir, results, self.card)
-            if config.push_to_hub:
-                hub.push(self.output_dir, config.hub_model_id, config.hub_private_repo)
+            if self.pusher:
+                self.pusher.finish()
         for tracker in self.accelerator.trackers:
             tracker.finish()
         self.accelerator.wait_for_everyone()

@@ -1,0 +1,213 @@
+"""hf_tiny's checkpoints as native ones and back; the way from native ones is also in the tests of each model."""
+
+import sys
+
+import pytest
+import torch
+from test_models import ELECTRA, SEQ2SEQ, VIT, inputs
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForPreTraining,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+)
+
+from hf_tiny import (
+    HfTinyElectraConfig,
+    HfTinyElectraForMaskedLM,
+    HfTinyElectraForPreTraining,
+    HfTinyElectraForSequenceClassification,
+    HfTinyElectraForTokenClassification,
+    HfTinySeq2SeqConfig,
+    HfTinySeq2SeqForConditionalGeneration,
+    HfTinyTokenLinkingConfig,
+    HfTinyTokenLinkingModel,
+    HfTinyViTConfig,
+    HfTinyViTForImageClassification,
+    HfTinyViTForMaskedImageModeling,
+    InputError,
+    convert,
+)
+
+HEADS = (HfTinyElectraForSequenceClassification, HfTinyElectraForTokenClassification)
+
+
+def varied(model):
+    """Weights large enough for outputs of order 1, and no bias of 0 or norm of 1."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def electra(model_class=HfTinyElectraForPreTraining, **changes):
+    settings = {**ELECTRA, "initializer_range": 0.2, "classifier_pooling": "cls", **changes}
+    return varied(model_class(HfTinyElectraConfig(**settings)))
+
+
+def seq2seq(**changes):
+    settings = {**SEQ2SEQ, "initializer_range": 0.2, **changes}
+    return varied(HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqConfig(**settings)))
+
+
+def assert_same_logits(one, other):
+    batch = inputs(type(one), one.config)
+    with torch.no_grad():
+        found, expected = other(**batch).logits, one(**batch).logits
+    assert expected.abs().mean() > 0.1
+    if expected.shape[:2] == batch["attention_mask"].shape:
+        valid = batch["attention_mask"].bool()
+        found, expected = found[valid], expected[valid]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def assert_same_weights(one, other):
+    found, expected = other.state_dict(), one.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("sharing", ["none", "embeddings", "all"])
+def test_electra(sharing):
+    """With a generator of half the width, or the same; back again it is the same model, but that nothing more is shared."""
+    model = electra(sharing=sharing, generator_size=1 if sharing == "all" else 0.5)
+    discriminator, generator = convert.electra_to_native(model)
+    assert_same_logits(model, discriminator)
+    ours = HfTinyElectraForMaskedLM(model.config)
+    ours.load_state_dict(model.state_dict(), strict=False)
+    assert_same_logits(ours.eval(), generator)
+    back = convert.electra_from_native(discriminator, generator, "none" if sharing == "all" else sharing)
+    if sharing != "all":
+        assert_same_weights(model, back)
+    assert_same_logits(discriminator, back)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_electra_heads(head):
+    model = electra(head, id2label={0: "a", 1: "b", 2: "c"}, label2id={"a": 0, "b": 1, "c": 2})
+    native = convert.electra_head_to_native(model)
+    assert native.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert_same_logits(model, native)
+    assert_same_weights(model, convert.electra_head_from_native(native))
+
+
+def test_seq2seq():
+    model = seq2seq()
+    model.generation_config.num_beams = 3
+    native = convert.seq2seq_to_native(model)
+    assert_same_logits(model, native)
+    assert_same_weights(model, convert.seq2seq_from_native(native))
+    batch = {name: tensor for name, tensor in inputs(type(model), model.config).items() if "decoder" not in name}
+    assert torch.equal(*(each.generate(**batch, max_new_tokens=8) for each in (model, native)))
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: electra(position_embedding_type="rotary"), "position_embedding_type is 'rotary'"),
+        (lambda: electra(norm_first=True), "norm_first is True"),
+        (lambda: electra(HEADS[0], classifier_pooling="mean"), "classifier_pooling is 'mean'"),
+        (lambda: seq2seq(position_embedding_type="learned"), "position_embedding_type is 'learned'"),
+        (lambda: seq2seq(norm_first=True), "norm_first is True"),
+        (lambda: seq2seq(layer_norm_eps=1e-6), "layer_norm_eps is 1e-06"),
+        (lambda: seq2seq(tie_word_embeddings=False), "tie_word_embeddings is False"),
+        (lambda: seq2seq(v_head_dim=12), "v_head_dim is 12: the native model of transformers only has 16"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(make, field):
+    model = make()
+    with pytest.raises(InputError, match=field):
+        convert.CONVERSIONS[type(model)](model)
+
+
+# The command
+
+
+def command(monkeypatch, *arguments) -> None:
+    monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
+    convert.main()
+
+
+def test_the_command_takes_electra_there_and_back(tokenizer, tmp_path, monkeypatch):
+    model = electra(vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    command(monkeypatch, tmp_path / "ours", tmp_path / "native")
+    loaded, info = ElectraForPreTraining.from_pretrained(tmp_path / "native/discriminator", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert_same_logits(model, loaded)
+    _, info = ElectraForMaskedLM.from_pretrained(tmp_path / "native/generator", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert AutoConfig.from_pretrained(tmp_path / "native/generator").model_type == "electra"
+    for part in convert.PAIR:
+        assert AutoTokenizer.from_pretrained(tmp_path / "native" / part).get_vocab() == tokenizer.get_vocab()
+        assert not list((tmp_path / "native" / part).glob("*.py"))
+    command(monkeypatch, tmp_path / "native", tmp_path / "back")
+    assert_same_logits(model, HfTinyElectraForPreTraining.from_pretrained(tmp_path / "back"))
+
+
+def test_the_command_takes_heads_and_seq2seq(tmp_path, monkeypatch, capsys):
+    for name, model in (("tagger", electra(HEADS[1])), ("translator", seq2seq())):
+        model.save_pretrained(tmp_path / name)
+        command(monkeypatch, tmp_path / name, tmp_path / "native" / name)
+        command(monkeypatch, tmp_path / "native" / name, tmp_path / "back" / name)
+        assert_same_weights(model, type(model).from_pretrained(tmp_path / "back" / name))
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "native/translator").config.model_type == "marian"
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_what_the_command_refuses(tmp_path, monkeypatch):
+    encoder = HfTinyElectraConfig(**ELECTRA)
+    linking = HfTinyTokenLinkingModel(HfTinyTokenLinkingConfig(encoder=encoder, arc_size=8, label_size=8))
+    linking.save_pretrained(tmp_path / "linking")
+    electra().save_pretrained(tmp_path / "cut")
+    weights = tmp_path / "cut/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for source, target, message in (
+        ("linking", "new", "HfTinyTokenLinkingModel has no counterpart"),
+        ("cut", "new", "cut cannot be loaded"),
+        ("nowhere", "new", "nowhere cannot be loaded"),
+        ("linking", "cut", "cut is not empty: choose another folder"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            command(monkeypatch, tmp_path / source, tmp_path / target)
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("model_class", [HfTinyViTForImageClassification, HfTinyViTForMaskedImageModeling])
+def test_vit_there_and_back(model_class, tmp_path):
+    height = 8 if model_class is HfTinyViTForImageClassification else 12
+    settings = {**VIT, "image_size": [height, 12], "patch_size": 4, "pooling": "cls", "initializer_range": 0.2}
+    settings |= {"position_embedding_type": "learned", "num_register_tokens": 0, "layer_scale_init_value": None}
+    model = varied(model_class(HfTinyViTConfig(**settings, drop_path_rate=0.0)))
+    model.save_pretrained(tmp_path / "ours")
+    convert.convert(str(tmp_path / "ours"), tmp_path / "native")
+    convert.convert(str(tmp_path / "native"), tmp_path / "back")
+    auto = (
+        AutoModelForImageClassification if model_class is HfTinyViTForImageClassification else AutoModelForPreTraining
+    )
+    native, back = auto.from_pretrained(tmp_path / "native"), model_class.from_pretrained(tmp_path / "back")
+    assert native.config.model_type in ("vit", "vit_mae")
+    assert_same_weights(model, back)
+    pixels = torch.randn(2, model.config.num_channels, height, 12)
+    with torch.no_grad():
+        if model_class is HfTinyViTForImageClassification:
+            torch.testing.assert_close(native(pixels).logits, model(pixels).logits, atol=1e-5, rtol=1e-5)
+        else:
+            noise = torch.rand(2, 9)
+            kept = int(9 * (1 - native.config.mask_ratio))
+            ours = model(pixels, ids_keep=noise.argsort(1)[:, :kept]).loss
+            torch.testing.assert_close(native(pixels, noise=noise).loss, ours, atol=1e-5, rtol=1e-5)
+
+
+def test_a_vit_that_transformers_does_not_have():
+    model = HfTinyViTForImageClassification(HfTinyViTConfig(**{**VIT, "pooling": "mean"}))
+    with pytest.raises(InputError, match="pooling is 'mean'"):
+        convert.vit_to_native(model)
+    model = HfTinyViTForMaskedImageModeling(HfTinyViTConfig(**{**VIT, "image_size": [4, 8]}))
+    with pytest.raises(InputError, match="square"):
+        convert.vit_to_native(model)

@@ -1,0 +1,488 @@
+"""To the Hub and back, with the real client: what is pushed, what can go wrong, who can load it afterwards.
+
+HF_ENDPOINT is read when huggingface_hub is imported, so all of it happens in other processes.
+"""
+
+import functools
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import test_models
+import tiny_run
+import torch
+import yaml
+from hub_server import HubServer
+from safetensors.torch import load_file, save_file
+
+from hf_tiny import hub as library
+from hf_tiny.models import AUTO_CLASSES, model_classes
+from hf_tiny.train import Callback
+
+WRITE, READ, OTHER = "hf_WriteTokenOfSomeone", "hf_ReadTokenOfSomeone", "hf_WriteTokenOfAnother"
+UNSENDABLE = "hf_Unsendable\x0bToken"
+TOKENS = {WRITE: ("someone", "write"), READ: ("someone", "read"), OTHER: ("another", "write")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("push")
+
+
+@pytest.fixture(scope="module")
+def environment(folder):
+    return {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home"), "HF_TOKEN": ""}
+
+
+@pytest.fixture(scope="module")
+def hub(folder, environment):
+    """A Hub, and processes that know no other one."""
+    with HubServer(folder / "hub", TOKENS) as server:
+        environment["HF_ENDPOINT"] = server.url
+        with mock.patch.dict(os.environ, environment):
+            forkserver._forkserver._stop()
+            yield server
+            forkserver._forkserver._stop()
+
+
+def start(folder: Path, function, *arguments, token: str = WRITE) -> tiny_run.Ended:
+    return tiny_run.start(folder, function, *arguments, env={"HF_TOKEN": token}).wait()
+
+
+def assert_pushed(hub: HubServer, run: Path, repo: str) -> None:
+    """All that the model needs, and nothing that belongs to the training."""
+    pushed = hub.files(repo)
+    assert {"README.md", "config.json", "electra.py", "heads.py", "layers.py", "model.safetensors"} <= pushed.keys()
+    assert pushed["model.safetensors"] == (run / "model.safetensors").read_bytes()
+    assert not [name for name in pushed if re.search(r"checkpoint|draft|lock$|\.pt$|trainer_state|manifest", name)]
+
+
+# What goes wrong: toy runs that push, one after the other in one process
+
+
+@dataclass
+class Case:
+    """A run whose push fails, and the command that makes up for it."""
+
+    message: str  # a pattern of what people are told
+    token: str = WRITE
+    fault: dict | None = None
+    repo: str | None = None  # someone/<name> when None
+    settings: dict = field(default_factory=dict)
+
+
+NOT_FOUND = {"X-Error-Code": "RepoNotFound"}
+FAILURES = {
+    "no-token": Case("you are not logged in: use `hf auth login`, or set HF_TOKEN", token=""),
+    "unknown-token": Case("the Hub does not know the token", token="hf_nobody"),
+    "read-only-token": Case("the token may not write there: use one with the role `write`", token=READ),
+    "bad-token": Case("Illegal header value b.Bearer <token>", token=UNSENDABLE),
+    "taken": Case("or a --hub_model_id of your own", repo="another/taken"),
+    "gone": Case("there is no such repository", fault={"status": 404, "headers": NOT_FOUND}),
+    "conflict": Case("409", fault={"status": 409}),
+    "down": Case("500", fault={"status": 500, "times": 4}),
+    "too-busy": Case("429", fault={"status": 429, "headers": {"Retry-After": "3600"}}),
+    "cut": Case("isconnected|reset|roken pipe", fault={"times": 4, "after": 100}),
+}
+SUCCESSES = {
+    "waited": {},
+    "every": {
+        "max_steps": 6,
+        "save_steps": 2,
+        "save_total_limit": 1,
+        "hub_strategy": "every_save",
+        "hub_revision": "trial",
+    },
+    "away": {"save_steps": 2, "hub_strategy": "every_save"},
+    "odd": {},
+}
+
+
+class Messages(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class Watch(Callback):
+    """When each step ended; the fifth waits for the push of the checkpoint of the second."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.moments = folder, {}
+
+    def on_step_end(self, state, model) -> None:
+        self.moments[state.step] = time.monotonic()
+        (self.folder / "moments.json").write_text(json.dumps(self.moments))
+        pushed, end = self.folder / "hub/models/someone/every/repo.json", time.monotonic() + 60
+        while state.step == 5 and "Add checkpoint-2" not in pushed.read_text() and time.monotonic() < end:
+            time.sleep(0.05)
+
+
+def run_toys(folder: str) -> None:
+    """Each toy in its own folder; results.json holds what people were told."""
+    library.WAITS = (0.05, 0.05, 0.05)
+    told, heard = {}, Messages()
+    logging.getLogger("hf_tiny").addHandler(heard)
+    original = tiny_run.train
+    for name, settings in {**SUCCESSES, **{name: case.settings for name, case in FAILURES.items()}}.items():
+        case = FAILURES.get(name, Case(""))
+        os.environ["HF_TOKEN"] = case.token
+        place = {"push_to_hub": True, "hub_model_id": case.repo or f"someone/{name}"}
+        card = {"template": f"{folder}/odd", "filled": {"known": 1}} if name == "odd" else None
+        tiny_run.train = functools.partial(original, card=card)
+        watch = [Watch(Path(folder))] if name == "every" else []
+        tiny_run.train_here(Path(folder, name), watch, **{"max_steps": 4, "save_steps": 0, **place, **settings})
+        told[name], heard.lines[:] = list(heard.lines), []
+        if name in FAILURES:
+            os.environ["HF_TOKEN"] = WRITE
+            sys.argv = ["hub.py", "push", f"{folder}/{name}", "--hub_model_id", f"someone/{name}"]
+            library.main()
+    Path(folder, "told.json").write_text(json.dumps(told))
+
+
+@pytest.fixture(scope="module")
+def told(hub, folder):
+    """What people were told of each push. Runs that pushed in vain have been pushed again."""
+    (folder / "odd.md").write_text("---\n{{ card_data }}\n---\n\n# {{ name }}, {{ known }}\n\n{{ unknown_field }}\n")
+    hub.add("another/taken", {"README.md": b"# Mine\n"})
+    hub.add("someone/waited", {"old.txt": b"kept"})
+    hub.fail("/repos/create", 500)  # waited
+    hub.fail("PUT /lfs/", after=5000)
+    hub.fail("/someone/waited/commit/", 429, headers={"Retry-After": "2"})
+    hub.fail("/someone/every/branch/", 503, headers={"Retry-After": "4"})
+    hub.fail("/someone/away/preupload/", 404, headers=NOT_FOUND)
+    for name, case in FAILURES.items():
+        if case.fault:
+            hub.fail(f"/someone/{name}/commit/", **case.fault)
+    ended = start(folder, run_toys, str(folder))
+    assert ended.code == 0, ended.err
+    assert not [fault for fault in hub.faults if fault.times], "a fault was not met"
+    return json.loads((folder / "told.json").read_text())
+
+
+def assert_intact(run: Path) -> None:
+    """The run has ended well, whatever came of the push."""
+    assert {"README.md", "all_results.json", "config.json", "model.safetensors", "checkpoint-4"} <= set(os.listdir(run))
+    assert not list(run.glob(".draft-*"))
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failed_push_costs_nothing_and_is_made_up_for(hub, folder, told, name):
+    run, repo, case = folder / name, f"someone/{name}", FAILURES[name]
+    assert_intact(run)
+    failed = told[name][-1]
+    assert failed.startswith("The push failed: ") and re.search(case.message, failed)
+    command = f"python -m hf_tiny.hub push {run} --hub_model_id {case.repo or repo}"
+    assert failed.endswith(f"The model is safe in {run}; push it later with: {command}")
+    assert_pushed(hub, run, repo)
+    if case.fault:
+        tries = 1 if case.fault.get("times", 1) == 1 else 4
+        statuses = [one.status for one in hub.requests(f"/{repo}/commit/")]
+        assert statuses == [case.fault.get("status", 0)] * tries + [200]
+    assert hub.files("another/taken").keys() == {".gitattributes", "README.md"}
+
+
+def test_what_passes_is_waited_for(hub, folder, told):
+    """A repository that is there already, a 500, a cut in the middle of the weights, a 429 that asks for 2 seconds."""
+    assert_intact(folder / "waited")
+    assert [line[:32] for line in told["waited"][:2]] == [
+        "The push is tried again in 0.05 ",
+        "The push is tried again in 2 s: ",
+    ]
+    assert "failed" not in " ".join(told["waited"])
+    assert_pushed(hub, folder / "waited", "someone/waited")
+    assert hub.files("someone/waited")["old.txt"] == b"kept"
+    assert hub.titles("someone/waited")[:2] == ["Add the model", "Add files"]
+    refused, taken = hub.requests("/someone/waited/commit/")
+    assert (refused.status, taken.status) == (429, 200)
+    assert taken.moment - refused.moment >= 2
+    weights = [one.status for one in hub.requests("PUT /lfs/")]
+    assert weights[:2] == [0, 200]
+    assert weights.count(200) == len({one.path for one in hub.requests("PUT /lfs/")})  # each file once, whatever failed
+
+
+def test_checkpoints_are_pushed_beside_the_training(hub, folder, told):
+    """In order, to a branch, each as one commit."""
+    run = folder / "every"
+    moments = json.loads((folder / "moments.json").read_text())
+    assert moments["3"] - moments["2"] < 4  # what the first push had to wait
+    refused, created = hub.requests("/someone/every/branch/")[:2]
+    assert created.moment - refused.moment >= 4 and created.moment < moments["6"]
+    assert "tried again in 4 s" in told["every"][0] and "not pushed" not in " ".join(told["every"])
+    assert [path.name for path in run.glob("*checkpoint-*")] == ["checkpoint-6"]
+    titles = ["Add the model", "Add checkpoint-6", "Add checkpoint-4", "Add checkpoint-2", "initial commit"]
+    assert hub.titles("someone/every", "trial") == titles
+    assert hub.files("someone/every").keys() == {".gitattributes"}
+    commits = [sha for sha, _ in hub.history("models", "someone/every", "trial")]
+    first, last = (hub.files("someone/every", commits[number]) for number in (3, 0))
+    assert {"config.json", "electra.py", "model.safetensors"} <= first.keys() <= last.keys()
+    assert "README.md" in last and first["model.safetensors"] != last["model.safetensors"]
+    assert not [name for name in first if name.endswith(".pt") or name in ("manifest.json", "trainer_state.json")]
+
+
+def test_a_repository_that_is_gone_for_a_while(hub, folder, told):
+    """A checkpoint that could not be pushed is named; the finished model is pushed."""
+    assert_intact(folder / "away")
+    assert told["away"][0].startswith("checkpoint-2 was not pushed: there is no such repository or revision.")
+    assert "The push failed" not in " ".join(told["away"])
+    assert_pushed(hub, folder / "away", "someone/away")
+
+
+def test_a_card_template_with_an_unknown_field(hub, folder, told):
+    assert_intact(folder / "odd")
+    expected = f"{folder / 'odd.md'}:7: 'unknown_field' is undefined. README.md has its header only: correct it there."
+    assert expected in told["odd"]
+    assert_pushed(hub, folder / "odd", "someone/odd")
+    assert hub.files("someone/odd")["README.md"].endswith(b"---\n\n# odd\n")
+
+
+def push_all(folders: dict[str, str]) -> None:
+    """{folder: repository}"""
+    print(json.dumps({path: library.push(Path(path), repo) for path, repo in folders.items()}))
+
+
+def test_folders_that_cannot_be_pushed(hub, folder, told):
+    run = folder / "no-token"
+    cases = {
+        "no-config": ("lacks config.json: there is no finished model in it. Its newest checkpoint is", "config.json"),
+        "short": ("model.safetensors is damaged or was cut short", None),
+        "pickle": ("has only pytorch_model.bin, a pickle file, and loading that can run any code", "model.safetensors"),
+        "renamed": ("model.safetensors is a pickle file by another name", None),
+        "empty": ("has no weights", "model.safetensors"),
+        "checkpoint": ("is damaged: optimizer.pt differs from its checksum", None),
+    }
+    for name, (_, missing) in cases.items():
+        shutil.copytree(run / "checkpoint-4" if name == "checkpoint" else run, folder / name)
+        if missing:
+            (folder / name / missing).unlink()
+    weights = (run / "model.safetensors").read_bytes()
+    (folder / "short" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    torch.save({"a": torch.zeros(1)}, folder / "pickle" / "pytorch_model.bin")
+    torch.save({"a": torch.zeros(1)}, folder / "renamed" / "model.safetensors")
+    (folder / "checkpoint" / "optimizer.pt").write_bytes(b"")
+    repaired = {str(folder / "no-config" / "checkpoint-4"): "someone/repaired"}
+    ended = start(folder, push_all, {str(folder / name): f"someone/{name}" for name in cases} | repaired)
+    reasons = json.loads(ended.out)
+    for name, (message, _) in cases.items():
+        assert message in reasons[str(folder / name)]
+        assert not hub.place("models", f"someone/{name}").exists()
+    assert hub.files("someone/repaired")["model.safetensors"] == weights
+
+
+# From the recipes
+
+
+TEXTS = [("the ship sails under a red moon", "ship"), ("seven letters over cold green hills", "mail")]
+
+
+@pytest.fixture(scope="module")
+def recipes(hub, folder):
+    """ELECTRA pretrained on a data set of the Hub, and a classifier fine-tuned from it, both pushed."""
+    lines = tiny_run.write_text(folder / "text.txt").read_text(encoding="utf-8").splitlines()
+    rows = "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines)
+    hub.add("someone/texts", {"train.jsonl": rows.encode(), "README.md": b"# Texts\n"}, "datasets", private=True)
+    flags = tiny_run.flags(
+        output_dir=folder / "electra", dataset_name="someone/texts", max_steps=20, max_seq_length=32, vocab_size=300,
+        per_device_train_batch_size=4, hub_model_id="someone/electra", hub_license="mit",
+    )  # fmt: skip
+    ended = start(folder, tiny_run.run_recipe, *flags, "--push_to_hub", "--hub_private_repo")
+    assert ended.code == 0, ended.err
+    labelled = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in TEXTS * 10)
+    (folder / "labelled.jsonl").write_text(labelled)
+    flags = tiny_run.flags(
+        output_dir=folder / "classifier", train_file=folder / "labelled.jsonl", model_name_or_path="someone/electra",
+        max_steps=2, hub_model_id="someone/classifier",
+    )  # fmt: skip
+    tuned = start(folder, tiny_run.run_named, "finetune_classifier", *flags, "--push_to_hub")
+    assert tuned.code == 0, tuned.err
+    return {"electra": ended, "classifier": tuned}
+
+
+def header(hub: HubServer, repo: str) -> dict:
+    return yaml.safe_load(hub.files(repo)["README.md"].decode().split("---\n")[1])
+
+
+def test_what_the_recipes_push(hub, folder, recipes):
+    for name in recipes:
+        pushed = hub.files(f"someone/{name}")
+        assert_pushed(hub, folder / name, f"someone/{name}")
+        assert {"tokenizer.json", "curves.png", "all_results.json", "recipe.yaml", "metrics.jsonl"} <= pushed.keys()
+        assert hub.titles(f"someone/{name}") == ["Add the model", "initial commit"]
+        assert b"PATH_OR_ID" not in pushed["README.md"]
+    assert hub.read("models", "someone/electra")["private"] and not hub.read("models", "someone/classifier")["private"]
+
+
+def test_the_headers_of_their_cards(hub, folder, recipes):
+    card = header(hub, "someone/electra")
+    assert card["license"] == "mit" and card["datasets"] == ["someone/texts"] and "base_model" not in card
+    results = json.loads((folder / "electra" / "all_results.json").read_text())
+    (index,) = card["model-index"]
+    (measured,) = index["results"]
+    assert (index["name"], measured["task"]["type"]) == ("electra", "fill-mask")
+    assert measured["dataset"] == {"type": "someone/texts", "name": "someone/texts", "split": "validation"}
+    found = {f"eval_{metric['type']}": metric["value"] for metric in measured["metrics"]}
+    assert found == {name: value for name, value in results.items() if name.startswith("eval_")}
+    card = header(hub, "someone/classifier")
+    assert card["base_model"] == "someone/electra" and not {"license", "datasets", "language"} & card.keys()
+    assert card["model-index"][0]["results"][0]["task"]["type"] == "text-classification"
+
+
+# To other processes
+
+
+def push_tiny(folder: str) -> None:
+    """A tiny model of every row of the table, saved, run, and pushed under the name of its class."""
+    for config_class, _, model_class in model_classes():
+        torch.manual_seed(0)
+        config = test_models.tiny_config(config_class, next(iter(test_models.variants(config_class))))
+        model, name = model_class(config).eval(), model_class.__name__
+        batch = test_models.inputs(model_class, config)
+        with torch.no_grad():
+            save_file({**batch, "expected": model(**batch)[0].contiguous()}, f"{folder}/{name}.safetensors")
+        model.save_pretrained(f"{folder}/{name}")
+        assert library.push(Path(folder, name), f"someone/{name}") is None
+
+
+def load_here(folder: str) -> None:
+    """With hf_tiny and without remote code."""
+    import transformers
+
+    for _, auto_class, model_class in model_classes():
+        saved = load_file(f"{folder}/{model_class.__name__}.safetensors")
+        expected = saved.pop("expected")
+        load = getattr(transformers, auto_class.__name__).from_pretrained
+        for loader in (load, model_class.from_pretrained):
+            model = loader(f"someone/{model_class.__name__}").eval()
+            assert type(model) is model_class
+            with torch.no_grad():
+                torch.testing.assert_close(model(**saved)[0], expected, atol=1e-6, rtol=1e-6)
+    model = transformers.AutoModelForPreTraining.from_pretrained("someone/electra")
+    assert type(model).__module__ == "hf_tiny.models.electra"
+    print("loaded")
+
+
+ELSEWHERE = """
+import importlib.abc, json, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_tiny":
+            raise ModuleNotFoundError("hf_tiny is blocked in this process")
+
+sys.meta_path.insert(0, Blocker())
+import torch, transformers
+from huggingface_hub import constants
+from safetensors.torch import load_file
+
+def close(one, other):
+    torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+def everything():
+    with torch.no_grad():
+        for auto_class, name in rows:
+            batch = load_file(f"{folder}/{name}.safetensors")
+            expected = batch.pop("expected")
+            load = getattr(transformers, auto_class).from_pretrained
+            model, info = load(f"someone/{name}", trust_remote_code=True, output_loading_info=True)
+            assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
+            close(model.eval()(**batch)[0], expected)
+        tokenizer = transformers.AutoTokenizer.from_pretrained("someone/electra")
+        batch = tokenizer("the old ship sails", return_tensors="pt")
+        for auto_class in ("AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM"):
+            load = getattr(transformers, auto_class).from_pretrained
+            found, expected = (
+                load(place, trust_remote_code=True).eval()(**batch)[0] for place in ("someone/electra", f"{folder}/electra")
+            )
+            close(found, expected)
+
+folder, rows, snippet = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+everything()
+exec(snippet)
+assert hidden.shape[-1] == 128
+constants.HF_HUB_OFFLINE = True
+everything()
+assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
+print("loaded")
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(hub, folder):
+    ended = start(folder, push_tiny, str(folder))
+    assert ended.code == 0, ended.err
+
+
+def test_every_model_loads_where_hf_tiny_is(hub, folder, tiny, recipes):
+    ended = start(folder, load_here, str(folder))
+    assert "loaded" in ended.out, ended.err
+
+
+def test_every_model_loads_where_hf_tiny_is_not(hub, folder, environment, tiny, recipes):
+    """With its own code, first from the Hub, then from the cache; the Python of ELECTRA's card too."""
+    card = hub.files("someone/electra")["README.md"].decode()
+    snippet = re.search(r"```python\n(.*?)```", card, re.DOTALL).group(1)
+    assert '"someone/electra"' in snippet
+    rows = [(auto_class.__name__, model_class.__name__) for _, auto_class, model_class in model_classes()]
+    assert {name for _, name in rows} >= {head.__name__ for heads in AUTO_CLASSES.values() for head in heads.values()}
+    home = {"HF_HOME": str(folder / "home-elsewhere"), "HF_TOKEN": WRITE, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", ELSEWHERE, str(folder), json.dumps(rows), snippet],
+        env={**os.environ, **environment, **home},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    (folder / "elsewhere.log").write_text(ended.stdout + ended.stderr)
+    assert "loaded" in ended.stdout, ended.stderr
+    assert {one.token for one in hub.requests("/cdn/")} == {None}
+
+
+def download(repo: str) -> None:
+    from datasets import load_dataset
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from transformers import AutoConfig
+
+    print(Path(hf_hub_download(repo, "big.bin")).stat().st_size)
+    HfApi().create_tag("someone/HfTinyElectraModel", tag="v1")
+    assert [tag.name for tag in HfApi().list_repo_refs("someone/HfTinyElectraModel").tags] == ["v1"]
+    assert AutoConfig.from_pretrained("someone/HfTinyElectraModel", revision="v1").hidden_size == 32
+    for refused, wanted in ((RevisionNotFoundError, {"revision": "v2"}), (RepositoryNotFoundError, {"token": False})):
+        with pytest.raises(refused):
+            hf_hub_download("someone/electra", "metrics.jsonl", **wanted)
+    whole = load_dataset("someone/texts", split="train")
+    streamed = load_dataset("someone/texts", split="train", streaming=True)
+    assert [row["text"] for row in streamed] == whole["text"][:] and len(whole) == 400
+    print("done")
+
+
+def test_downloads(hub, folder, tiny, recipes):
+    """A cut download goes on where it was; revisions and rights are honoured; a data set is read whole and streamed."""
+    hub.add("someone/big", {"big.bin": bytes(12 << 20)})
+    hub.fail("GET /cdn/", after=11 << 20)
+    ended = start(folder, download, "someone/big")
+    assert ended.out.split() == [str(12 << 20), "done"], ended.err
+    cut = next(number for number, one in enumerate(hub.log) if one.path.startswith("/cdn/") and one.status == 0)
+    again = next(one for one in hub.log[cut + 1 :] if one.path == hub.log[cut].path)
+    assert (again.status, again.range) == (206, f"bytes={10 << 20}-")
+
+
+def test_no_file_holds_a_token(hub, folder, recipes):
+    """Of the runs, the logs, the caches, and of what was pushed."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 200 and any("blobs" in path.parts for path in files)
+    wanted = [token.encode() for token in (*TOKENS, "hf_Unsendable")]
+    assert [path for path in files if any(token in path.read_bytes() for token in wanted)] == []
