@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSeq2SeqLM,
@@ -21,6 +22,14 @@ from .electra import (
     HfTinyElectraModel,
 )
 from .linking import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
+from .reformer import (
+    HfTinyReformerConfig,
+    HfTinyReformerForCausalLM,
+    HfTinyReformerForMaskedLM,
+    HfTinyReformerForSequenceClassification,
+    HfTinyReformerForTokenClassification,
+    HfTinyReformerModel,
+)
 from .seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration, HfTinySeq2SeqModel
 
 AUTO_CLASSES = {
@@ -34,6 +43,13 @@ AUTO_CLASSES = {
     HfTinySeq2SeqConfig: {
         AutoModel: HfTinySeq2SeqModel,
         AutoModelForSeq2SeqLM: HfTinySeq2SeqForConditionalGeneration,
+    },
+    HfTinyReformerConfig: {
+        AutoModel: HfTinyReformerModel,
+        AutoModelForCausalLM: HfTinyReformerForCausalLM,
+        AutoModelForMaskedLM: HfTinyReformerForMaskedLM,
+        AutoModelForSequenceClassification: HfTinyReformerForSequenceClassification,
+        AutoModelForTokenClassification: HfTinyReformerForTokenClassification,
     },
     HfTinyTokenLinkingConfig: {AutoModel: HfTinyTokenLinkingModel},
 }
