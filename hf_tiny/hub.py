@@ -32,6 +32,7 @@ SHOWN = (
     "uas",
     "las",
     "pearson",
+    "bits_per_byte",
 )  # what a curve is drawn of
 MEASURED = ("eval_", "test_", "forgetting_")
 NOT_PUSHED = ["checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"]  # the last: what tensorboard reads

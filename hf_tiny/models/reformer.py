@@ -1,7 +1,7 @@
 """Reformer (Kitaev et al., 2020): hashing attention, chunked feed-forward and reversible layers for long inputs."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,22 +19,14 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from .heads import POOLING, SequenceClassification, TokenClassification, count_items
-from .layers import (
-    Dropout,
-    FeedForward,
-    HfTinyConfig,
-    cross_entropy,
-    linear_cross_entropy,
-    rotary_angles,
-    rotate,
-)
+from .layers import Dropout, FeedForward, HfTinyConfig, cross_entropy, linear_cross_entropy, rotary_angles, rotate
 
 LAYERS = ("lsh", "local")
 POSITIONS = ("axial", "rotary")
 THETA = 10_000.0  # of rotary positions
-ALONE = -1e5  # a token's score for itself: counts only where nothing else is in reach
-FAR = 1e9  # times at least 1/4: what a pair that is out of reach loses of its score
-LEAST = -50.0  # the logarithm of the least weight: smaller ones are lost in the sum, and slow to compute with
+ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
+UNSEEN = -1e9  # added to the score of a pair that is out of reach
+LEAST = -50.0  # the logarithm of the least weight: smaller ones are lost in the sum, and slow to compute
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
 
 
@@ -91,28 +83,28 @@ class HfTinyReformerConfig(HfTinyConfig):
         super().__post_init__(**kwargs)
         if not self.attn_layers or not set(self.attn_layers) <= set(LAYERS):
             raise ValueError(f"attn_layers={self.attn_layers}: list one of {LAYERS} for each layer.")
-        if self.position_embedding_type not in POSITIONS:
-            raise ValueError(f"position_embedding_type={self.position_embedding_type!r}: choose one of {POSITIONS}.")
-        if self.classifier_pooling not in POOLING:
-            raise ValueError(f"classifier_pooling={self.classifier_pooling!r}: choose one of {POOLING}.")
+        for name, choices in (("position_embedding_type", POSITIONS), ("classifier_pooling", POOLING)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {choices}.")
+        for name in ("lsh_attn_chunk_length", "local_attn_chunk_length", "num_hashes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give 1 or more.")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act={self.hidden_act!r} is not known: choose relu, gelu or another of ACT2FN.")
+        stream, heads = self.hidden_size // 2, self.num_attention_heads
         if self.hidden_size % 2:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be even: half of it goes to each of the two streams."
             )
-        if self.attention_head_size is None and self.hidden_size // 2 % self.num_attention_heads:
+        if self.attention_head_size is None and stream % heads:
             raise ValueError(
-                f"A stream of {self.hidden_size // 2} (half of hidden_size) does not divide into {self.num_attention_heads} "
-                "heads: change hidden_size or num_attention_heads, or give attention_head_size."
+                f"A stream of {stream} (half of hidden_size) does not divide into {heads} heads: change hidden_size or "
+                "num_attention_heads, or give attention_head_size."
             )
         if self.position_embedding_type == "rotary" and self.head_size % 2:
             raise ValueError(f"Rotary positions need heads of an even size, not {self.head_size}.")
         if len(self.axial_pos_shape) != 2 or min(self.axial_pos_shape) < 1:
             raise ValueError(f"axial_pos_shape={self.axial_pos_shape}: give two numbers of 1 or more.")
-        for name in ("lsh_attn_chunk_length", "local_attn_chunk_length", "num_hashes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give 1 or more.")
         if any(factor < 2 or factor % 2 for factor in self.bucket_factors or []):
             raise ValueError(f"num_buckets={self.num_buckets}: give an even number, or a list of them.")
 
@@ -133,21 +125,17 @@ class HfTinyReformerConfig(HfTinyConfig):
 class Given:
     """What the layers of one forward pass have in common.
 
-    lengths (batch,): real tokens; padding comes after them.
-    places (batch, length): where each token stood before padding was moved to the end, when it was.
+    real (batch, past + length): which tokens are not padding.
     angles: of rotary positions.
-    known (batch, past + length): which tokens are real, and `past_key_values`, when decoding with a cache.
-    dense: every pair of tokens, with attention weights.
+    seed: of rotations and dropout; None outside of training.
+    dense: attend over every pair of tokens, those out of reach masked, and give the weights.
     """
 
-    lengths: Tensor
-    places: Tensor | None
+    real: Tensor
     angles: tuple[Tensor, Tensor] | None
     num_hashes: int
-    seed: int
-    training: bool
+    seed: int | None
     dense: bool
-    known: Tensor | None = None
     past_key_values: Cache | None = None
 
 
@@ -161,233 +149,104 @@ def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> T
     return torch.special.ndtri(uniform).float().view(shape)
 
 
-# Attention in chunks
+# Attention. Tokens are sorted and cut into chunks, and look at their own chunk and its neighbours.
 
 
 @dataclass
 class Reach:
-    """Which tokens see which. Rows are (text, head); places are 0 ... N, a whole number of chunks; place N is nowhere.
+    """Which tokens see which, in each round. Places are padded to whole chunks; one more place is nowhere.
 
-    order (rounds, rows, N): the places in the order of the chunks.
-    windows (rounds, rows, (chunks + before + after) * chunk): those of the keys, with the chunks that look beyond the ends.
-    near: for each round, features (rows, N + 1, k) of queries and of keys: a pair is near where |query @ key| <= half.
-    narrow: of the window of a chunk, only what is near counts.
-    hidden: features, again: a pair is out of sight where query @ key > 0.
-    alone: a token sees itself only when there is nothing else.
+    order (rounds, batch, heads or 1, chunks + 1, chunk): the places, sorted. The last chunk is what the first one sees before
+        it and the last one behind it.
+    neighbours: the chunks that a chunk looks at, relative to it.
+    at (rounds, batch, heads or 1, places + 1): the rank of each place as a key.
+    first, last, wrap (like `at`): a query sees keys with first <= at <= last or at >= wrap,
+    causal: and of those only the ones before it in the text.
     """
 
-    chunk: int
-    before: int
-    after: int
     order: Tensor
-    windows: Tensor
-    near: list[tuple[Tensor, Tensor]]
-    half: float
-    narrow: bool
-    hidden: tuple[Tensor, Tensor] | None
-    alone: bool
+    neighbours: tuple[int, ...]
+    at: Tensor
+    first: Tensor
+    last: Tensor
+    wrap: Tensor | None = None
+    causal: bool = False
 
-    def dense(self) -> Tensor:
-        """(rows, N, N): the pairs that meet in some round."""
-        rows, places = self.order.shape[1:]
-        met = torch.ones(rows, places, places, dtype=torch.bool, device=self.order.device)
-        if self.near:
-            met = torch.stack([(query[:, :-1] @ key[:, :-1].mT).abs() <= self.half for query, key in self.near]).any(0)
-        if self.hidden is not None:
-            query, key = self.hidden
-            met &= query[:, :-1] @ key[:, :-1].mT <= 0
-        return met
+    def near(self, index: int, query: Tensor, key: Tensor) -> Tensor:
+        """(..., query, key): which keys a query sees in a round; both are places (batch, heads or 1, ..., count)."""
 
+        def of(mark: Tensor, places: Tensor) -> Tensor:
+            return mark[index].gather(-1, places.flatten(2)).view(places.shape)
 
-def features(*columns: Tensor) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*columns), dim=-1).float()
+        at, query = of(self.at, key)[..., None, :], query[..., None]
+        near = (at >= of(self.first, query)) & (at <= of(self.last, query))
+        if self.wrap is not None:
+            near |= at >= of(self.wrap, query)
+        return near & (key[..., None, :] <= query) if self.causal else near
 
-
-def windows_of(order: Tensor, chunk: int, first: Tensor | None, after: int) -> Tensor:
-    """`order` with the chunk `first` (nowhere when None) before it, and `after` chunks of nowhere behind it."""
-    nowhere = order.new_full((*order.shape[:-1], chunk), order.shape[-1])
-    return torch.cat((nowhere if first is None else first, order, *[nowhere] * after), dim=-1)
+    def dense(self, queries: int, keys: int) -> Tensor:
+        """(batch, heads or 1, queries, keys): what the last queries see in some round."""
+        places = torch.arange(keys, device=self.at.device).expand(*self.at.shape[1:3], -1)
+        rounds = [self.near(index, places[..., keys - queries :], places) for index in range(len(self.order))]
+        return torch.stack(rounds).any(0)
 
 
-class Round:
-    """One round of `ChunkedAttention`: everything in the order of its chunks, and the scores, block by block."""
-
-    def __init__(self, reach: Reach, index: int, query: Tensor, key: Tensor, value: Tensor):
-        self.reach, self.first, self.buffers = reach, index == 0, {}
-        rows, places, _ = query.shape
-        offsets = torch.arange(rows, device=query.device)[:, None]
-        order, windows = reach.order[index], reach.windows[index]
-        self.order = (order + offsets * places).flatten()
-        self.windows = (windows.clamp(max=places - 1) + offsets * places).flatten()
-        self.query, self.key, self.value = self.sort(query), self.look(key), self.look(value)
-        order, windows = (order + offsets * (places + 1)).flatten(), (windows + offsets * (places + 1)).flatten()
-
-        def test(kind: str, query: Tensor, key: Tensor) -> tuple[str, Tensor, Tensor]:
-            return kind, self.chunks(query.flatten(0, 1)[order], rows), self.chunks(key.flatten(0, 1)[windows], rows)
-
-        self.tests = [] if reach.hidden is None else [test("hidden", *reach.hidden)]
-        if reach.narrow:
-            self.tests.append(test("near", *reach.near[index]))
-        self.tests += [test("met", *pair) for pair in reach.near[:index]]  # counts in the round where it met first
-
-    def chunks(self, x: Tensor, rows: int) -> Tensor:
-        return x.view(rows, -1, self.reach.chunk, *x.shape[1:])
-
-    def sort(self, x: Tensor) -> Tensor:
-        """(rows, N, size) to (rows, chunks, chunk, size)."""
-        return self.chunks(x.flatten(0, 1).index_select(0, self.order), len(x))
-
-    def look(self, x: Tensor) -> Tensor:
-        """(rows, N, size) to (rows, before + chunks + after, chunk, size)."""
-        return self.chunks(x.flatten(0, 1).index_select(0, self.windows), len(x))
-
-    def buffer(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """The same memory for every block: new memory costs more time than most of what is done in it."""
-        if name not in self.buffers or self.buffers[name].shape != shape:
-            self.buffers[name] = like.new_empty(shape)
-        return self.buffers[name]
-
-    def blocks(self) -> Iterator[tuple[tuple[slice, slice], Tensor, Tensor, Tensor, Tensor]]:
-        """(which rows and chunks, queries, keys, values, scores): as many chunks at a time as stay in a CPU's cache. What is
-        yielded lives until the next block."""
-        reach = self.reach
-        rows, chunks, chunk, _ = self.query.shape
-        span = 1 + reach.before + reach.after
-        most = max(1, (2**17 if self.query.device.type == "cpu" else 2**26) // (span * chunk**2))
-        columns, heads = min(chunks, most), max(1, most // chunks)
-        for block in (
-            (slice(row, min(row + heads, rows)), slice(column, min(column + columns, chunks)))
-            for row in range(0, rows, heads)
-            for column in range(0, chunks, columns)
-        ):
-
-            def window(name: str, x: Tensor, block: tuple[slice, slice] = block) -> Tensor:
-                """(block, keys, size)"""
-                start, end = block[1].start, block[1].stop
-                parts = [x[block[0], start + offset : end + offset] for offset in range(span)]
-                shape = (*parts[0].shape[:2], span * chunk, x.shape[-1])
-                return torch.cat(parts, dim=2, out=self.buffer(name, shape, x)).flatten(0, 1)
-
-            query = self.query[block].flatten(0, 1)
-            key, value = window("key", self.key), window("value", self.value)
-            shape = (len(query), chunk, span * chunk)
-            scores = torch.bmm(query, key.mT, out=self.buffer("scores", shape, query)).float()
-            for number, (kind, left, right) in enumerate(self.tests):
-                right = window(f"test {number}", right)
-                loss = torch.bmm(left[block].flatten(0, 1), right.mT, out=self.buffer("loss", shape, left))
-                if kind == "near":
-                    loss = loss.abs_().sub_(reach.half)
-                elif kind == "met":
-                    loss = loss.abs_().neg_().add_(reach.half)
-                scores.add_(loss.clamp_(min=0), alpha=-FAR)
-            if reach.alone:
-                own = scores[:, :, reach.before * chunk : (reach.before + 1) * chunk]
-                own.diagonal(dim1=1, dim2=2).fill_(ALONE if self.first else -FAR)
-            yield block, query, key, value, scores
+def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """`order` and ranks (like `at`) of a `Reach`: tokens (rounds, batch, heads or 1, length) by bucket, then by place."""
+    real = F.pad(real, (0, -real.shape[-1] % chunk))[:, None]  # (batch, 1, places)
+    size = real.shape[-1]
+    places = torch.arange(size, device=real.device)
+    buckets = F.pad(buckets, (0, size - buckets.shape[-1])).masked_fill(~real, 2**31)
+    order = (buckets * size + places).sort(-1).values % size
+    ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
+    ranks = F.pad(torch.where(real, ranks, ranks - 4 * size), (0, 1), value=-8 * size)  # padding is far from all tokens
+    return F.pad(order, (0, chunk), value=size).unflatten(-1, (-1, chunk)), ranks.int()
 
 
-class ChunkedAttention(torch.autograd.Function):
-    """Softmax over all keys that are near in some round; a pair that meets in several rounds counts once, which is what the
-    paper's division by the count of its meetings comes to.
-
-    The scores of all tokens never exist: they are made again in backward, from the sums of each token over all rounds.
-    Query, key and value: (rows, N, size).
-    """
-
-    @staticmethod
-    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, reach: Reach, dropout: float, seed: int) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            result = torch.zeros_like(value, dtype=torch.float)  # (rows, N, size)
-            total = result.new_full(result.shape[:2], -2 * FAR)  # log of the sum of exponents
-            noise = Noise(dropout, seed, query.device)
-            for index in range(len(reach.order)):
-                step = Round(reach, index, query, key, value)
-                found, sums = step.query.new_empty(step.query.shape), result.new_empty(step.query.shape[:3])
-                for block, _, _, values, scores in step.blocks():
-                    top = scores.amax(-1, keepdim=True)
-                    weights = scores.sub_(top).clamp_(min=LEAST).exp_()
-                    sums[block] = weights.sum(-1).log_().add_(top.squeeze(-1)).view(sums[block].shape)
-                    if dropout:
-                        weights.mul_(noise.like(weights))
-                    lengths = sums[block].flatten(0, 1)[:, :, None] - top  # log of the sum of the weights
-                    torch.bmm(weights.to(values.dtype), values, out=found[block].flatten(0, 1)).mul_(
-                        lengths.neg().exp()
-                    )
-                back = torch.empty_like(step.order).scatter_(
-                    0, step.order, torch.arange(len(step.order)).to(step.order)
-                )
-                sums = sums.flatten()[back].view_as(total)
-                found = found.flatten(0, 2).index_select(0, back).view_as(result)
-                if index == 0:
-                    result, total = found.float(), sums
-                else:
-                    old, total = total, torch.logaddexp(total, sums)
-                    result.mul_((old - total).exp_()[..., None]).add_(found * (sums - total).exp_()[..., None])
-            ctx.save_for_backward(query, key, value, result, total)
-            ctx.reach, ctx.dropout, ctx.seed = reach, dropout, seed
-            return result.to(value.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, result, total = ctx.saved_tensors
-        with torch.autocast(grad.device.type, enabled=False):
-            grads = [torch.zeros_like(x, dtype=torch.float).flatten(0, 1) for x in (query, key, value)]
-            mean = (grad * result).sum(-1, keepdim=True)  # (rows, N, 1): of the weights' gradients, by weight
-            noise = Noise(ctx.dropout, ctx.seed, grad.device)
-            for index in range(len(ctx.reach.order)):
-                step = Round(ctx.reach, index, query, key, value)
-                grad_s, mean_s, total_s = step.sort(grad), step.sort(mean), step.sort(total[..., None])
-                query_grad = torch.empty_like(step.query)
-                key_grad, value_grad = torch.zeros_like(step.key), torch.zeros_like(step.value)
-                for block, queries, keys, values, scores in step.blocks():
-                    weights = scores.sub_(total_s[block].flatten(0, 1)).clamp_(min=LEAST).exp_()
-                    out = grad_s[block].flatten(0, 1)
-                    slope = torch.bmm(out, values.mT, out=step.buffer("slope", scores.shape, out)).float()
-                    kept = weights
-                    if ctx.dropout:
-                        factor = noise.like(weights)
-                        kept, slope = weights * factor, slope.mul_(factor)
-                    spare = step.buffer("spare", values.shape, out)
-                    add_windows(value_grad, block, torch.bmm(kept.to(out.dtype).mT, out, out=spare))
-                    slope = slope.sub_(mean_s[block].flatten(0, 1)).mul_(weights).to(out.dtype)
-                    torch.bmm(slope, keys, out=query_grad[block].flatten(0, 1))
-                    add_windows(key_grad, block, torch.bmm(slope.mT, queries, out=spare))
-                places = (step.order, step.windows, step.windows)
-                for known, place, new in zip(grads, places, (query_grad, key_grad, value_grad), strict=True):
-                    known.index_add_(0, place, new.flatten(0, 2).float())
-            return *(x.view_as(query).to(query.dtype) for x in grads), None, None, None
+def take(x: Tensor, places: Tensor) -> Tensor:
+    """Rows of x (batch, heads, count, size) at places (batch, heads or 1, ...): (batch, heads, ..., size)."""
+    rows = torch.arange(x.shape[0] * x.shape[1], device=x.device) * x.shape[2]
+    rows = rows.view(*x.shape[:2], *[1] * (places.dim() - 2))
+    return F.embedding(places + rows, x.flatten(0, 2))
 
 
-def add_windows(total: Tensor, block: tuple[slice, slice], parts: Tensor) -> None:
-    """Add `parts` (block, keys, size) to the chunks of `total` (rows, chunks, chunk, size) that the keys came from."""
-    rows, columns = block
-    chunk = total.shape[2]
-    for offset in range(parts.shape[1] // chunk):
-        place = total[rows, columns.start + offset : columns.stop + offset]
-        place += parts[:, offset * chunk : (offset + 1) * chunk].view(place.shape)
-
-
-class Noise:
-    """The factors of dropout, the same ones every time for a seed."""
-
-    def __init__(self, p: float, seed: int, device: torch.device):
-        self.p = p
-        self.generator = torch.Generator(device).manual_seed(seed) if p else None
-
-    def like(self, x: Tensor) -> Tensor:
-        return torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator).div_(1 - self.p)
+def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, dropout: Dropout) -> Tensor:
+    """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
+    is what the paper's division by the number of its meetings comes to. Tensors are (batch, heads, length, size)."""
+    length, (chunks, chunk) = query.shape[2], reach.order.shape[-2:]
+    query, key, value = (F.pad(part, (0, 0, 0, reach.at.shape[-1] - length)) for part in (query, key, value))
+    near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(reach.neighbours)
+    found = []
+    for index, order in enumerate(reach.order):
+        windows = order[:, :, near_chunks].flatten(-2)  # (batch, heads or 1, chunks, keys)
+        order = order[:, :, :-1]
+        with torch.no_grad():
+            seen = reach.near(index, order, windows)
+            for earlier in range(index):
+                seen &= reach.near(earlier, order, windows).logical_not_()
+            bias = torch.where(seen, 0.0, UNSEEN)
+            if alone:
+                own = bias[..., reach.neighbours.index(0) * chunk :]
+                own.diagonal(dim1=-2, dim2=-1).fill_(UNSEEN if index else ALONE)
+        scores = (take(query, order) @ take(key, windows).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
+        top = scores.detach().amax(-1, keepdim=True)
+        scores.detach().sub_(top).clamp_(min=LEAST)
+        weights = scores.exp_()
+        y = dropout(weights).to(value.dtype) @ take(value, windows)
+        y = torch.cat((y.float(), weights.sum(-1, keepdim=True), top), dim=-1)
+        found.append(take(y.flatten(2, 3), order.flatten(2).argsort(-1)))
+    y, total, top = torch.stack(found).split((value.shape[-1], 1, 1), dim=-1)
+    share = (top - top.amax(0)).detach().exp_()  # of each round
+    return ((y * share).sum(0) / (total * share).sum(0)).to(value.dtype)[:, :, :length]
 
 
 def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, seen: Tensor, alone: bool, dropout: Dropout
 ) -> tuple[Tensor, Tensor]:
     """Softmax over what is `seen` (..., query, key), with the weights. The last query is the last key's token."""
-    scores = (query @ key.mT).float().masked_fill(~seen, -FAR)
+    scores = (query @ key.mT).float().masked_fill(~seen, UNSEEN)
     if alone:
-        shift = seen.shape[-1] - seen.shape[-2]
-        itself = torch.ones(seen.shape[-2:], dtype=torch.bool, device=seen.device).tril(shift).triu(shift)
-        scores = scores.masked_fill(itself, ALONE)
+        scores.diagonal(key.shape[2] - query.shape[2], -2, -1).fill_(ALONE)
     weights = dropout(scores.softmax(-1).to(value.dtype))
     return weights @ value, weights
 
@@ -396,7 +255,7 @@ class ReformerAttention(nn.Module):
     """What both kinds have in common. Tensors are (batch, heads, length, size) in between."""
 
     parts: int  # of the projection: (query and key in one, value) or (query, key, value)
-    alone: bool
+    alone: bool  # a token sees itself only where it sees nothing else
 
     def __init__(self, config: HfTinyReformerConfig, layer_idx: int):
         super().__init__()
@@ -409,55 +268,22 @@ class ReformerAttention(nn.Module):
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
     def keys_of(self, key: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def reach(self, query: Tensor, given: Given) -> Reach:
-        raise NotImplementedError
-
-    def seen_by_new(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
-        """(batch, heads or 1, new, past + new): what new tokens see of those in the cache and of each other."""
-        raise NotImplementedError
+        return key * self.head_size**-0.5
 
     def forward(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
         query, key, value = projected[0], projected[-2], projected[-1]  # (batch, length, heads, size)
         if given.angles is not None:
-            query = rotate(query, *given.angles)
-            key = rotate(key, *given.angles) if self.parts == 3 else query
-        query, key, value = (part.transpose(1, 2) for part in (query, self.keys_of(key), value))
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        if given.known is not None:
-            y, weights = self.decode(query, key, value, given)
-        elif given.dense:
-            reach = self.reach(query, given)
-            seen = reach.dense().view(*query.shape[:2], *reach.order.shape[-1:] * 2)
-            seen = seen[..., : x.shape[1], : x.shape[1]]
-            y, weights = dense_attention(query, key, value, seen, self.alone, self.dropout)
+            query, key = rotate(query, *given.angles), rotate(key, *given.angles)
+        query, key, value = (part.transpose(1, 2).to(value.dtype) for part in (query, self.keys_of(key), value))
+        if given.past_key_values is not None:
+            key, value = given.past_key_values.update(key, value, self.layer_idx)
+        reach, lengths = self.reach(key, given), (query.shape[2], key.shape[2])
+        if given.dense or lengths[0] < lengths[1]:
+            y, weights = dense_attention(query, key, value, reach.dense(*lengths), self.alone, self.dropout)
         else:
-            reach, weights = self.reach(query, given), None
-            more = reach.order.shape[-1] - x.shape[1]
-            rows = (F.pad(part, (0, 0, 0, more)).flatten(0, 1) for part in (query, key, value))
-            dropout = self.dropout.p if given.training else 0.0
-            y = ChunkedAttention.apply(*rows, reach, dropout, given.seed + self.layer_idx)[:, : x.shape[1]].unflatten(
-                0, query.shape[:2]
-            )
-        if given.past_key_values is not None and given.known is None:
-            self.remember(key, value, given)
+            y, weights = chunked_attention(query, key, value, reach, self.alone, self.dropout), None
         return self.out(y.transpose(1, 2).flatten(2)), weights
-
-    def remember(self, key: Tensor, value: Tensor, given: Given) -> None:
-        """Put keys and values into the cache, in the order of the input."""
-        if given.places is not None:
-            places = given.places[:, None, :, None].expand_as(key)
-            key, value = (torch.zeros_like(part).scatter(2, places, part) for part in (key, value))
-        given.past_key_values.update(key, value, self.layer_idx)
-
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, given: Given) -> tuple[Tensor, Tensor]:
-        key, value = given.past_key_values.update(key, value, self.layer_idx)
-        seen = self.seen_by_new(query, key, given)
-        places = torch.arange(key.shape[2], device=key.device)
-        seen = seen & given.known[:, None, None] & (places <= places[-query.shape[2] :, None])
-        return dense_attention(query, key, value, seen, self.alone, self.dropout)
 
 
 class LocalAttention(ReformerAttention):
@@ -466,42 +292,13 @@ class LocalAttention(ReformerAttention):
     parts = 3
     alone = False
 
-    def keys_of(self, key: Tensor) -> Tensor:
-        return key * self.head_size**-0.5
-
-    def reach(self, query: Tensor, given: Given) -> Reach:
-        batch, heads, length, _ = query.shape
-        causal, chunk = self.config.is_decoder, min(self.config.local_attn_chunk_length, length)
-        chunks = -(-length // chunk)
-        places = torch.arange(chunks * chunk + 1, device=query.device)
-        lengths = given.lengths.repeat_interleave(heads)[:, None]
-        order = places[:-1].expand(1, batch * heads, -1)
-        before, after = (1, 0 if causal else 1) if chunks > 1 else (0, 0)
-        last = places[None] if causal else lengths - 1
-        near = (features(places // chunk, places.new_ones(())), features(places.new_ones(()), -(places // chunk)))
-        return Reach(
-            chunk,
-            before,
-            after,
-            order,
-            windows_of(order, chunk, None, after) if before else order,
-            [tuple(x.expand(batch * heads, -1, -1) for x in near)],
-            half=1.5,
-            narrow=False,
-            hidden=visible(last, places, batch * heads),
-            alone=False,
-        )
-
-    def seen_by_new(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
-        chunks = (given.known.cumsum(1) - 1) // self.config.local_attn_chunk_length
-        return (chunks[:, None, -query.shape[2] :, None] - chunks[:, None, None]) <= 1
-
-
-def visible(last: Tensor, places: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Features for `Reach.hidden`: no key behind the place `last` (rows or 1, N + 1 or 1) of the query."""
-    place = torch.where(places == len(places) - 1, 2 * len(places), places)  # nowhere is behind all
-    query = features(-last.expand(rows, len(places)), places.new_ones(()))
-    return query, features(places.new_ones(()), place).expand(rows, -1, -1)
+    def reach(self, key: Tensor, given: Given) -> Reach:
+        chunk = min(self.config.local_attn_chunk_length, key.shape[2])
+        order, ranks = sort_tokens(torch.zeros_like(given.real, dtype=torch.long)[None, :, None], given.real, chunk)
+        first = (ranks // chunk - 1) * chunk
+        if self.config.is_decoder:
+            return Reach(order, (-1, 0), ranks, first, ranks)
+        return Reach(order, (-1, 0, 1), ranks, first, first + 3 * chunk - 1)
 
 
 class LSHAttention(ReformerAttention):
@@ -513,101 +310,53 @@ class LSHAttention(ReformerAttention):
 
     def keys_of(self, key: Tensor) -> Tensor:
         """Of length 1, as they are compared with queries of any length."""
-        key = key.float()
-        key = key * torch.rsqrt(key.square().mean(-1, keepdim=True) + 1e-6)
-        return key * self.head_size**-0.5
+        return super().keys_of(key * torch.rsqrt(key.float().square().mean(-1, keepdim=True) + 1e-6))
 
     @property
     def across(self) -> bool:
         return self.config.attend_across_buckets or not self.config.is_decoder
 
-    def reach(self, query: Tensor, given: Given) -> Reach:
-        batch, heads, length, _ = query.shape
-        rows, causal, chunk = batch * heads, self.config.is_decoder, self.config.lsh_attn_chunk_length
-        lengths = given.lengths.repeat_interleave(heads)[:, None]  # (rows, 1)
-        if length <= 2 * chunk:  # all is in reach
-            places = torch.arange(length + 1, device=query.device)
-            order = places[:-1].expand(1, rows, -1)
-            hidden = visible(places[None] if causal else lengths - 1, places, rows)
-            return Reach(length, 0, 0, order, order, [], 0.0, False, hidden, True)
-        chunks = -(-length // chunk)
-        if chunks > 2048:  # chunk numbers are multiplied as floats
-            raise ValueError(
-                f"{length} tokens are {chunks} chunks of lsh_attn_chunk_length={chunk}, and at most 2048 are possible: make "
-                f"them {-(-length // 2048)} or longer."
-            )
-        size = chunks * chunk
-        places = torch.arange(size + 1, device=query.device)
-        buckets = self.buckets(query, given).flatten(0, 1).movedim(-1, 0)  # (rounds, rows, length)
-        padding = places[:-1] >= lengths
-        buckets = F.pad(buckets, (0, size - length)).masked_fill(padding, 2**20)
-        order = (buckets * size + places[:-1]).sort(-1).values % size
-        ranks = torch.empty_like(order).scatter_(-1, order, places[:-1].expand_as(order))
-        used = (lengths + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)  # chunks with real tokens
-        one = places.new_ones(())
-        if not self.across:
-            # Another bucket is further away than the chunk's length. Two chunks are one bucket, and half as long.
-            where = (ranks + buckets.clamp(max=2**14) * chunk).float() / torch.where(used <= 2, 2.0, 1.0)
-            where = F.pad(where, (0, 1), value=2.0**23)
-            middle = (chunk + 0.5) / 2  # from 1/4 to chunk + 1/4 before the query
-            near = [(features(x - middle, one), features(one, -x)) for x in where]
-            windows = windows_of(order, chunk, None, 0)
-            return Reach(chunk, 1, 0, order, windows, near, middle - 0.25, True, None, True)
-        own = F.pad(ranks // chunk, (0, 1), value=-9)
-        previous = torch.where(own == 0, used - 1, own - 1)
-        near = [(features(a * b, -(a + b), one), features(one, a, a * a)) for a, b in zip(own, previous, strict=True)]
-        first = (used - 1) * chunk + places[:chunk]  # the last chunk is before the first one
-        first = torch.where(used == 1, size, order.gather(-1, first.expand(len(order), -1, -1)))
-        hidden = visible(places[None] if causal else lengths - 1, places, rows)
-        return Reach(chunk, 1, 0, order, windows_of(order, chunk, first, 0), near, 0.5, False, hidden, True)
+    @torch.no_grad()
+    def reach(self, key: Tensor, given: Given) -> Reach:
+        chunk = min(self.config.lsh_attn_chunk_length, key.shape[2])
+        chunks = (given.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
+        buckets = self.buckets(key, chunks, given)
+        order, ranks = sort_tokens(buckets, given.real, chunk)
+        if not self.across:  # another bucket is further away than a chunk; two chunks are one bucket
+            buckets = F.pad(buckets, (0, ranks.shape[-1] - buckets.shape[-1])).int()
+            at = ranks + buckets * chunk * (ranks >= 0)
+            return Reach(order, (-1, 0), at, at - torch.where(chunks > 2, chunk, 2 * chunk).int(), at - 1)
+        last = (chunks - 1)[..., None].expand(*order.shape[:3], 1, chunk)  # a text's last chunk is before its first one
+        order[..., -1:, :] = order.gather(-2, last).masked_fill(chunks[..., None] == 1, ranks.shape[-1] - 1)
+        first = (ranks // chunk - 1) * chunk
+        wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
+        return Reach(order, (-1, 0), ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
 
-    def buckets(self, x: Tensor, given: Given) -> Tensor:
-        """The bucket of x (batch, heads, length, size) in each round: (batch, heads, length, rounds)."""
-        x, rounds, chunk = x.detach().float(), given.num_hashes, self.config.lsh_attn_chunk_length
-        used = (given.lengths + chunk - 1).div(chunk, rounding_mode="floor")[:, None, None, None]
-        most = -(-x.shape[2] // chunk)
-        if self.config.bucket_factors is None:
-            wanted, most = (2 * used, 2 * most) if self.across else (used, most)
-            power = torch.frexp(wanted.clamp(min=1).float()).exponent - 1  # the largest with 2 ** power <= wanted
-            sizes = range(0, most.bit_length(), FACTOR)
-            factors = [2 ** (power - done).clamp(0, FACTOR) for done in sizes]
-            columns = [2 ** min(FACTOR, most.bit_length() - 1 - done) // 2 for done in sizes]
+    def buckets(self, x: Tensor, chunks: Tensor, given: Given) -> Tensor:
+        """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""
+        length, chunk = x.shape[2], self.config.lsh_attn_chunk_length
+        rounds = given.num_hashes if length > 2 * chunk else 1  # in two chunks, all is in reach
+        if self.config.bucket_factors is None:  # the power of two at or below the number of chunks, or twice that
+            less = 0 if self.across else 1
+            bits, most = torch.frexp(chunks.float()).exponent - less, (-(-length // chunk)).bit_length() - less
+            factors = [(2 ** (bits - done).clamp(0, FACTOR), 2**FACTOR) for done in range(0, most, FACTOR)]
         else:
-            factors = [torch.full_like(used, factor) for factor in self.config.bucket_factors]
-            columns = [factor // 2 for factor in self.config.bucket_factors]
-        result, scale = 0, torch.ones_like(used)
-        for index, (factor, count) in enumerate(zip(factors, columns, strict=True)):
-            if count == 0:
-                continue
-            rotations = self.rotations(count, rounds, index, given.seed, x.device)
-            turned = (x @ rotations.permute(2, 3, 1, 0).flatten(2)).unflatten(-1, (rounds, count))
-            unused = torch.arange(count, device=x.device) >= (factor // 2)[..., None]
-            turned = turned.masked_fill(unused, 0.0)
-            best = turned.abs().argmax(-1, keepdim=True)
-            negative = turned.gather(-1, best).squeeze(-1) < 0
-            result = result + scale * (best.squeeze(-1) + negative * (factor // 2)) * (factor > 1)
+            factors = [(torch.full_like(chunks, factor), factor) for factor in self.config.bucket_factors]
+        result, scale = torch.zeros(rounds, *x.shape[:3], dtype=torch.long, device=x.device), 1
+        for index, (factor, largest) in enumerate(factors):
+            rotations = self.rotations(rounds, largest // 2, index, given.seed or 0, x.device)
+            unused = torch.arange(largest // 2, device=x.device) >= factor[..., None] // 2
+            turned = torch.einsum("bhls,rchs->rbhlc", x.float(), rotations).masked_fill(unused, 0.0)
+            best = turned.abs().argmax(-1)
+            negative = turned.gather(-1, best[..., None]).squeeze(-1) < 0
+            result = result + scale * (best + negative * (factor // 2))
             scale = scale * factor
-        if not self.across:
-            result = result * (used > 2)
-        return result
+        return result if self.across else result * (chunks > 2)
 
-    def rotations(self, count: int, rounds: int, index: int, seed: int, device: torch.device) -> Tensor:
-        """(count, rounds, heads, size)"""
+    def rotations(self, rounds: int, count: int, index: int, seed: int, device: torch.device) -> Tensor:
+        """(rounds, count, heads, size), for the factor `index` of the number of buckets."""
         seed = (seed * 1009 + self.layer_idx) * 1009 + index
-        return normal_numbers((count, rounds, self.num_heads, self.head_size), seed, device)
-
-    def seen_by_new(self, query: Tensor, key: Tensor, given: Given) -> Tensor:
-        """The same as without a cache while the number of buckets stays. Across buckets: all."""
-        if self.across:
-            return given.known[:, None, None]
-        new, chunk = query.shape[2], self.config.lsh_attn_chunk_length
-        buckets = self.buckets(key, given).movedim(-1, 2)  # (batch, heads, rounds, past + new)
-        places = torch.arange(key.shape[2], device=key.device)
-        same = (buckets[..., -new:, None] == buckets[..., None, :]) & given.known[:, None, None, None]
-        same &= places <= places[-new:, None]
-        between = same.flip(-1).cumsum(-1).flip(-1) - same.long()  # of the same bucket, with the query
-        reach = torch.where(given.lengths <= 2 * chunk, 2 * chunk, chunk)[:, None, None, None, None]
-        return (same & (between <= reach)).any(2)
+        return normal_numbers((rounds, count, self.num_heads, self.head_size), seed, device)
 
 
 ATTENTION = {"lsh": LSHAttention, "local": LocalAttention}
@@ -617,13 +366,16 @@ ATTENTION = {"lsh": LSHAttention, "local": LocalAttention}
 
 
 @contextmanager
-def random_numbers(seed: int, device: torch.device) -> Iterator[None]:
-    """The random numbers of a seed inside, and the user's own ones untouched outside."""
+def random_numbers(given: Given, place: int, device: torch.device) -> Iterator[None]:
+    """In training, those of a place in the model inside, and the user's own ones untouched outside."""
+    if given.seed is None:
+        yield
+        return
     other = device.type != "cpu"
     with torch.random.fork_rng([device] if other else [], device_type=device.type if other else "cuda"):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(given.seed + place)
         if other:
-            torch.get_device_module(device).manual_seed(seed)
+            torch.get_device_module(device).manual_seed(given.seed + place)
         yield
 
 
@@ -641,30 +393,24 @@ class ReformerBlock(nn.Module):
         self.feed_forward = FeedForward(config, size, config.intermediate_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def seeded(self, given: Given, x: Tensor, part: int) -> AbstractContextManager:
-        return random_numbers(given.seed + 2 * self.layer_idx + part, x.device) if given.training else nullcontext()
-
     def attend(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
-        with self.seeded(given, x, 0):
+        with random_numbers(given, 2 * self.layer_idx, x.device):
             y, weights = self.attention(self.attention_norm(x.to(self.attention_norm.weight.dtype)), given)
             return self.dropout(y), weights
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The tokens of x (batch, length, size) in pieces for `feed_piece`."""
-        x = x.flatten(0, 1)
-        return x.split(self.chunk_size or len(x))
+        """The tokens of x (batch, length, size) in pieces for `feed`."""
+        return x.flatten(0, 1).split(self.chunk_size or x.shape[0] * x.shape[1])
 
-    def feed_piece(self, x: Tensor) -> Tensor:
+    def feed(self, x: Tensor) -> Tensor:
         return self.dropout(self.feed_forward(self.feed_forward_norm(x.to(self.feed_forward_norm.weight.dtype))))
-
-    def feed(self, x: Tensor, given: Given) -> Tensor:
-        with self.seeded(given, x, 1):
-            return torch.cat([self.feed_piece(piece) for piece in self.pieces(x)]).view_as(x)
 
     def forward(self, x1: Tensor, x2: Tensor, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
         y, weights = self.attend(x2, given)
         y1 = x1 + y
-        return y1, x2 + self.feed(y1, given), weights
+        with random_numbers(given, 2 * self.layer_idx + 1, y1.device):
+            fed = torch.cat([self.feed(piece) for piece in self.pieces(y1)])
+        return y1, x2 + fed.view_as(x2), weights
 
 
 class Reversible(torch.autograd.Function):
@@ -689,38 +435,36 @@ class Reversible(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (y,) = ctx.saved_tensors
-        y1, y2 = y.chunk(2, dim=-1)
+        y1, y2 = ctx.saved_tensors[0].chunk(2, dim=-1)
         grad1, grad2 = grad.chunk(2, dim=-1)
-        wanted = {id(p): None for p, needed in zip(ctx.parameters, ctx.needs_input_grad[3:], strict=True) if needed}
+        # Allocated at once: between the activations of all layers they would scatter the free memory.
+        grads = {parameter: torch.zeros_like(parameter) for parameter in ctx.parameters if parameter.requires_grad}
 
-        def differentiate(y: Tensor, x: Tensor, module_parameters: list[Tensor], grad: Tensor) -> Tensor:
-            """The gradient of x; those of parameters are added to what is known."""
-            inputs = [p for p in module_parameters if id(p) in wanted]
-            x_grad, *found = torch.autograd.grad(y, [x, *inputs], grad.to(y.dtype), allow_unused=True)
-            for parameter, new in zip(inputs, found, strict=True):
-                known = wanted[id(parameter)]
-                wanted[id(parameter)] = known if new is None else new if known is None else known.add_(new)
+        def differentiate(y: Tensor, x: Tensor, grad: Tensor, parameters: list[Tensor]) -> Tensor:
+            """The gradient of x; those of the parameters are added to what is known."""
+            x_grad, *found = torch.autograd.grad(y, [x, *parameters], grad.to(y.dtype), allow_unused=True)
+            for parameter, new in zip(parameters, found, strict=True):
+                if new is not None:
+                    grads[parameter] += new
             return x_grad
 
         with torch.enable_grad(), torch.autocast(*ctx.autocast):
             for block in reversed(ctx.blocks):
-                parameters = list(block.parameters())
-                with block.seeded(ctx.given, y1, 1):
-                    fed, grads = [], []
+                parameters = [parameter for parameter in block.parameters() if parameter.requires_grad]
+                fed, fed_grads = [], []
+                with random_numbers(ctx.given, 2 * block.layer_idx + 1, y1.device):
                     for piece, piece_grad in zip(block.pieces(y1), block.pieces(grad2), strict=True):
                         piece = piece.detach().requires_grad_()
-                        fed.append(block.feed_piece(piece))
-                        grads.append(differentiate(fed[-1], piece, parameters, piece_grad))
-                        fed[-1] = fed[-1].detach()
+                        new = block.feed(piece)
+                        fed_grads.append(differentiate(new, piece, piece_grad, parameters))
+                        fed.append(new.detach())
                 y2 = y2 - torch.cat(fed).view_as(y2)
-                grad1 = grad1 + torch.cat(grads).view_as(grad1)
+                grad1 = grad1 + torch.cat(fed_grads).view_as(grad1)
                 x2 = y2.detach().requires_grad_()
                 attended, _ = block.attend(x2, ctx.given)
-                grad2 = grad2 + differentiate(attended, x2, parameters, grad1)
+                grad2 = grad2 + differentiate(attended, x2, grad1, parameters)
                 y1 = y1 - attended.detach()
-        found = [wanted.get(id(parameter)) for parameter in ctx.parameters]
-        return torch.cat((grad1, grad2), dim=-1), None, None, *found
+        return torch.cat((grad1, grad2), dim=-1), None, None, *(grads.get(p) for p in ctx.parameters)
 
 
 def refuse_what_cannot_work(blocks: nn.ModuleList) -> None:
@@ -731,8 +475,7 @@ def refuse_what_cannot_work(blocks: nn.ModuleList) -> None:
             "DistributedDataParallel(static_graph=True) does not count the gradients that reversible layers give to their "
             "parameters all at once: leave static_graph out."
         )
-    parameters = list(blocks.parameters())
-    if not all(isinstance(block, ReformerBlock) for block in blocks) or any(isinstance(p, DTensor) for p in parameters):
+    if any(not isinstance(b, ReformerBlock) or any(isinstance(p, DTensor) for p in b.parameters()) for b in blocks):
         raise ValueError(
             "The layers are wrapped or sharded one by one, but all reversible layers run backward as one function: shard "
             "the whole model at its root only."
@@ -753,7 +496,7 @@ class ReformerEmbeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, position_ids: Tensor, longest: int) -> Tensor:
-        """x (batch, length, hidden): word embeddings; longest: one more than the last position, where it is known."""
+        """x (batch, length, hidden): word embeddings; longest: more than any position."""
         if self.axial:
             rows, columns = self.row_embeddings.num_embeddings, self.column_embeddings.num_embeddings
             if longest > rows * columns:
@@ -765,11 +508,6 @@ class ReformerEmbeddings(nn.Module):
         return self.dropout(x)
 
 
-def ends_with_padding(attention_mask: Tensor) -> bool:
-    """Whether no text has padding before or between its tokens."""
-    return bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
-
-
 class HfTinyReformerPreTrainedModel(PreTrainedModel):
     """eager: attention over all pairs of tokens, those out of reach masked; sdpa: chunk by chunk, the same result."""
 
@@ -777,6 +515,7 @@ class HfTinyReformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "reformer"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
+    _input_embed_layer = "word_embeddings"
     _no_split_modules = ["HfTinyReformerModel"]
 
     @classmethod
@@ -796,12 +535,6 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding):
-        self.embeddings.word_embeddings = value
 
     @can_return_tuple
     def forward(
@@ -826,93 +559,42 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if use_cache and past_key_values is None and self.config.is_decoder:
-            past_key_values = DynamicCache(config=self.config)
+        config = self.config
+        with_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        with_weights = config.output_attentions if output_attentions is None else output_attentions
+        if use_cache and past_key_values is None and config.is_decoder:
+            past_key_values = DynamicCache(config=config)
         x = self.embeddings.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length, _ = x.shape
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        known = places = None
-        if attention_mask is None:
-            lengths = torch.full((batch,), past + length, device=x.device)
-        else:
-            attention_mask = attention_mask.bool()
-            lengths = attention_mask.sum(1)
-        if past:
-            known = lengths.new_ones(batch, past + length).bool() if attention_mask is None else attention_mask
-            if position_ids is None:
-                position_ids = (known.cumsum(1) - 1).clamp(min=0)[:, past:]
-        elif attention_mask is not None and (torch.compiler.is_compiling() or not ends_with_padding(attention_mask)):
-            # Padding goes behind the tokens, and back at the end.
-            places = (~attention_mask).int().argsort(dim=1, stable=True)
-            x = x.gather(1, places[:, :, None].expand_as(x))
-            position_ids = position_ids if position_ids is None else position_ids.expand(batch, -1).gather(1, places)
+        everything = torch.ones(batch, past + length, device=x.device)
+        real = (everything if attention_mask is None else attention_mask).bool()
         if position_ids is None:
-            position_ids = torch.arange(length, device=x.device)[None]
+            position_ids = (real.cumsum(1) - 1).clamp(min=0)[:, past:]
         x = self.embeddings(x, position_ids, past + length)
         angles = None
-        if self.config.position_embedding_type == "rotary":
-            angles = rotary_angles(position_ids, self.config.head_size, THETA, x.dtype)
-        given = Given(
-            lengths,
-            places,
-            angles,
-            num_hashes or self.config.num_hashes,
-            seed=int(torch.randint(2**31, ())) if self.training else 0,
-            training=self.training,
-            dense=output_attentions or self.config._attn_implementation == "eager",
-            known=known,
-            past_key_values=past_key_values,
-        )
-        x, states, attentions = self.run_layers(x, given, output_hidden_states or output_attentions)
-        x = self.dropout(self.norm(x))
-        if places is not None:
-            x, *states = (self.put_back(state, places) for state in (x, *states))
-            if output_attentions:
-                attentions = [self.put_back(self.put_back(w, places, 2), places, 3) for w in attentions]
-        return BaseModelOutputWithPast(
-            x,
-            past_key_values,
-            (*states[:-1], x) if output_hidden_states else None,
-            tuple(attentions) if output_attentions else None,
-        )
-
-    @staticmethod
-    def put_back(x: Tensor, places: Tensor, dim: int = 1) -> Tensor:
-        """Undo the move of padding to the end."""
-        places = places.view(len(places), *(-1 if d == dim else 1 for d in range(1, x.dim()))).expand_as(x)
-        return torch.zeros_like(x).scatter(dim, places, x)
-
-    def run_layers(self, x: Tensor, given: Given, with_states: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The last states, and where wanted all of them and the attention weights."""
+        if config.position_embedding_type == "rotary":
+            angles = rotary_angles(position_ids, config.head_size, THETA, x.dtype)
+        seed = int(torch.randint(2**31, ())) if self.training else None
+        dense = with_weights or config._attn_implementation == "eager"
+        given = Given(real, angles, num_hashes or config.num_hashes, seed, dense, past_key_values)
         dtype, x = x.dtype, x.float()  # what is computed backwards must not lose digits
-        plain = with_states or given.past_key_values is not None or torch.compiler.is_compiling()
+        states, attentions = [x], []
+        plain = with_states or with_weights or past_key_values is not None or torch.compiler.is_compiling()
         if torch.is_grad_enabled() and not plain:
             refuse_what_cannot_work(self.layers)
-            return Reversible.apply(x, self.layers, given, *self.layers.parameters()).to(dtype), [], []
-        x1, x2 = x.chunk(2, dim=-1)
-        states, attentions = [x], []
-        for block in self.layers:
-            x1, x2, weights = block(x1, x2, given)
-            if with_states:
-                states.append(torch.cat((x1, x2), dim=-1))
+            x = Reversible.apply(x, self.layers, given, *self.layers.parameters())
+        else:
+            x1, x2 = x.chunk(2, dim=-1)
+            for block in self.layers:
+                x1, x2, weights = block(x1, x2, given)
                 attentions.append(weights)
-        return torch.cat((x1, x2), dim=-1).to(dtype), states, attentions
-
-
-def lm_loss(
-    model: PreTrainedModel, x: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
-) -> tuple[Tensor, Tensor | None]:
-    """The loss for states x (batch, length, hidden), and outside of training the logits."""
-    count, head = count_items(labels, num_items_in_batch), model.lm_head
-    if model.training and type(head) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
-        known = labels.ne(-100)
-        return linear_cross_entropy(x[known], head, labels[known], count, 0.0)[0], None
-    logits = head(x)
-    return cross_entropy(logits.flatten(0, 1), labels.flatten(), count), logits
+                if with_states:
+                    states.append(torch.cat((x1, x2), dim=-1))
+            x = torch.cat((x1, x2), dim=-1)
+        x = self.dropout(self.norm(x.to(dtype)))
+        states = (*states[:-1], x) if with_states else None
+        return BaseModelOutputWithPast(x, past_key_values, states, tuple(attentions) if with_weights else None)
 
 
 class ReformerLM(HfTinyReformerPreTrainedModel):
@@ -931,6 +613,17 @@ class ReformerLM(HfTinyReformerPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
+    def predict(self, x: Tensor, labels: Tensor | None, num_items: Tensor | int | None) -> tuple[Tensor | None, ...]:
+        """The loss, if there are labels, and the logits, unless there are labels in training."""
+        if labels is None:
+            return None, self.lm_head(x)
+        count = count_items(labels, num_items)
+        if self.training and type(self.lm_head) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
+            known = labels.ne(-100)
+            return linear_cross_entropy(x[known], self.lm_head, labels[known], count, 0.0)[0], None
+        logits = self.lm_head(x)
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), count), logits
+
 
 class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
     causal = True
@@ -940,37 +633,24 @@ class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        past_key_values: Cache | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """
         labels (batch, length): the input; each token is predicted from those before it. -100 where there is nothing to learn.
-        past_key_values: with a cache the logits are those without one while the number of buckets stays: from the third
-            chunk on always with `num_buckets` in the config, otherwise until the number of chunks has doubled. Across
-            buckets, a new token sees all that is in the cache.
+        kwargs: as in `HfTinyReformerModel`. With past_key_values the logits are those without while the number of buckets
+            stays: from the third chunk on always with `num_buckets` in the config, otherwise until the number of chunks has
+            doubled.
         """
-        outputs = self.reformer(
-            input_ids,
-            attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            return_dict=True,
-            **kwargs,
-        )
-        x, loss = outputs.last_hidden_state, None
+        outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
+        x = outputs.last_hidden_state
         if labels is None:
-            logits = self.lm_head(slice_logits_to_keep(x, logits_to_keep))
+            x = slice_logits_to_keep(x, logits_to_keep)
         else:
-            following = F.pad(labels[:, 1:], (0, 1), value=-100)
-            loss, logits = lm_loss(self, x, following, num_items_in_batch)
+            labels = F.pad(labels[:, 1:], (0, 1), value=-100)
+        loss, logits = self.predict(x, labels, num_items_in_batch)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
 
@@ -982,25 +662,13 @@ class HfTinyReformerForMaskedLM(ReformerLM):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> MaskedLMOutput:
-        """labels (batch, length): the original token where it is masked, -100 elsewhere."""
-        outputs = self.reformer(
-            input_ids,
-            attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **kwargs,
-        )
-        if labels is None:
-            loss, logits = None, self.lm_head(outputs.last_hidden_state)
-        else:
-            loss, logits = lm_loss(self, outputs.last_hidden_state, labels, num_items_in_batch)
+        """labels (batch, length): the original token where it is masked, else -100. kwargs: as in `HfTinyReformerModel`."""
+        outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
+        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch)
         return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
