@@ -166,9 +166,10 @@ class GridPositions(nn.Module):
             rows, columns = (self.along(*sizes, like) for sizes in zip(grid, self.grid, strict=True))
             both = (rows[:, None].expand(-1, len(columns), -1), columns.expand(len(rows), -1, -1))
             return torch.cat(both, dim=-1).flatten(0, 1)
+        table = self.table(torch.arange(self.table.num_embeddings, device=like.device))  # a call: it may be offloaded
         if grid == self.grid:
-            return self.table.weight
-        known = self.table.weight.mT.unflatten(1, self.grid)[None]  # (1, size, rows, columns)
+            return table
+        known = table.mT.unflatten(1, self.grid)[None]  # (1, size, rows, columns)
         return F.interpolate(known, size=grid, mode="bicubic", align_corners=False)[0].flatten(1).mT
 
     def along(self, count: int, known: int, like: Tensor) -> Tensor:
@@ -194,7 +195,8 @@ class ViTEmbeddings(nn.Module):
         if visible is not None:
             patches, positions = take(patches, visible), F.embedding(visible, positions)
         x = self.projection(patches) + positions
-        return self.dropout(torch.cat((self.prefix.weight.to(x.dtype).expand(len(x), -1, -1), x), dim=1))
+        prefix = self.prefix(torch.arange(self.prefix.num_embeddings, device=x.device))
+        return self.dropout(torch.cat((prefix.to(x.dtype).expand(len(x), -1, -1), x), dim=1))
 
 
 class LayerScale(nn.Module):
@@ -357,7 +359,8 @@ class MAEDecoder(nn.Module):
         positions = self.positions(grid, x)
         prefix = x.shape[1] - visible.shape[1]
         known = x[:, prefix:] + F.embedding(visible, positions)
-        x = torch.cat((x[:, :prefix], known, (F.embedding(masked, positions) + self.mask_token.weight).to(x.dtype)), 1)
+        hidden = F.embedding(masked, positions) + self.mask_token(masked.new_zeros(1))
+        x = torch.cat((x[:, :prefix], known, hidden.to(x.dtype)), 1)
         *first, last = self.layers
         for layer in first:
             x = layer(x)
