@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 # What a curve is drawn of.
 SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy", "f1", "uas", "las", "pearson")
 MEASURED = ("eval_", "test_", "forgetting_")
+BASELINES = ("copy_", "majority")  # figures of somebody who has learned nothing: in the card, not in its index
 SPLITS = {"eval": "validation", "test": "test"}
 NOT_PUSHED = [
     *("checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"),  # the last: what tensorboard reads
@@ -173,7 +174,7 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
     measured = [
         EvalResult(task or "other", data_set or "other", trained_on, metric, value, dataset_split=SPLITS[split])
         for (split, _, metric), value in ((figure.partition("_"), value) for figure, value in figures.items())
-        if split in SPLITS and math.isfinite(value)
+        if split in SPLITS and math.isfinite(value) and not metric.startswith(BASELINES)
     ]
     data = ModelCardData(
         library_name="transformers",
