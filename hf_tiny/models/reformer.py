@@ -193,13 +193,14 @@ class Reach:
 
 def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """`order` and ranks (like `at`) of a `Reach`: tokens (rounds, batch, heads or 1, length) by bucket, then by place."""
-    real = F.pad(real, (0, -real.shape[-1] % chunk))[:, None]  # (batch, 1, places)
-    size = real.shape[-1]
+    length, size = real.shape[-1], -(-real.shape[-1] // chunk) * chunk
+    real = F.pad(real, (0, size - length))[:, None]  # (batch, 1, places)
     places = torch.arange(size, device=real.device)
-    buckets = F.pad(buckets, (0, size - buckets.shape[-1])).masked_fill(~real, 2**31)
+    buckets = F.pad(buckets, (0, size - length)).masked_fill(~real, 2**31)
     order = (buckets * size + places).sort(-1).values % size
     ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
-    ranks = F.pad(torch.where(real, ranks, ranks - 4 * size), (0, 1), value=-8 * size)  # padding is far from all tokens
+    ranks = torch.where(real, ranks, ranks - 4 * size)[..., :length]  # padding is far from all tokens
+    ranks = F.pad(ranks, (0, size + 1 - length), value=-8 * size)
     return F.pad(order, (0, chunk), value=size).unflatten(-1, (-1, chunk)), ranks.int()
 
 
@@ -226,8 +227,8 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, a
                 seen &= reach.near(earlier, order, windows).logical_not_()
             bias = torch.where(seen, 0.0, UNSEEN)
             if alone:
-                own = bias[..., reach.neighbours.index(0) * chunk :]
-                own.diagonal(dim1=-2, dim2=-1).fill_(UNSEEN if index else ALONE)
+                own = bias[..., reach.neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
+                own.fill_(UNSEEN if index else ALONE)
         scores = (take(query, order) @ take(key, windows).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
         top = scores.detach().amax(-1, keepdim=True)
         scores.detach().sub_(top).clamp_(min=LEAST)
@@ -645,10 +646,8 @@ class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
             doubled.
         """
         outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
-        x = outputs.last_hidden_state
-        if labels is None:
-            x = slice_logits_to_keep(x, logits_to_keep)
-        else:
+        x = outputs.last_hidden_state if labels is not None else slice_logits_to_keep(outputs[0], logits_to_keep)
+        if labels is not None:
             labels = F.pad(labels[:, 1:], (0, 1), value=-100)
         loss, logits = self.predict(x, labels, num_items_in_batch)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
