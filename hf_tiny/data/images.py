@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FILES = (*PICTURES, ".parquet")
-DIGITS_HELD_OUT = 25.0  # per cent
+HELD_OUT, DIGITS_HELD_OUT = 10.0, 25.0  # per cent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,9 @@ class ImageArguments(SplitArguments):
     label_column: str = flag("label", "The column of a table that holds the label.")
     image_size: list[int] | None = flag(
         None, "One number, or height and width; by default the model's or the pictures'."
+    )
+    validation_split_percentage: float | None = flag(
+        None, "How much is held out when there is no validation data; by default 10, of the digits 25."
     )
     skip_bad_images: bool = flag(False, "Leave out and count pictures that cannot be read, instead of stopping.")
 
@@ -70,7 +73,9 @@ def read_pictures(arguments: ImageArguments, labelled: bool) -> dict[str, list[P
             splits = _hub_pictures(arguments, labelled)
     elif not arguments.train_file:
         splits = {"train": _digits()}
-        arguments = replace(arguments, validation_split_percentage=DIGITS_HELD_OUT)
+    if arguments.validation_split_percentage is None:
+        percentage = HELD_OUT if arguments.train_file or arguments.dataset_name else DIGITS_HELD_OUT
+        arguments = replace(arguments, validation_split_percentage=percentage)
     for split, patterns in arguments.patterns.items():
         splits[split] = list(_file_pictures(patterns, f"--{split}_file", arguments, labelled))
     if labelled and len(classes := {picture.label for picture in splits["train"]}) == 1:
