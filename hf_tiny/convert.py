@@ -174,6 +174,8 @@ def electra_from_native(
         ours, theirs = getattr(native, name), getattr(generator.config, name)
         if ours != theirs:
             raise InputError(f"{name} is {ours} in the discriminator and {theirs} in the generator.")
+    if not generator.config.tie_word_embeddings:
+        raise InputError("The output layer of the generator is not tied to its embeddings.")
     size = generator.config.hidden_size / native.hidden_size
     config = HfTinyElectraConfig(**known_settings(native, HfTinyElectraConfig), sharing=sharing, generator_size=size)
     found = tuple(getattr(generator.config, name) for name in SIZES)

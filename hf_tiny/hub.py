@@ -201,7 +201,7 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
     try:
         template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(path.read_text(encoding="utf-8"))
         text = template.render(card_data=data.to_yaml(), **fields)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError) as error:  # TypeError: an unknown field in a format
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
         logger.warning(f"{path}:{(lines or ['?'])[-1]}: {error}. README.md has its header only: correct it there.")
         text = f"---\n{data.to_yaml()}\n---\n\n# {name}\n"

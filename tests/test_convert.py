@@ -86,6 +86,13 @@ def test_electra(sharing):
     assert_same_logits(discriminator, back)
 
 
+def test_an_electra_whose_generator_is_not_tied():
+    discriminator, generator = convert.electra_to_native(electra())
+    generator.config.tie_word_embeddings = False
+    with pytest.raises(InputError, match="The output layer of the generator is not tied"):
+        convert.electra_from_native(discriminator, generator)
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_electra_heads(head):
     model = electra(head, id2label={0: "a", 1: "b", 2: "c"}, label2id={"a": 0, "b": 1, "c": 2})

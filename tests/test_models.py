@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments, pipeline
 import hf_tiny
 from hf_tiny import (
     HfTinyElectraConfig,
+    HfTinyElectraForMaskedLM,
     HfTinyElectraForPreTraining,
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
@@ -826,9 +827,11 @@ def test_fill_mask_pipeline(tokenizer, tmp_path):
     "model_class",
     [
         HfTinyElectraForPreTraining,
+        HfTinyElectraForMaskedLM,
         HfTinyElectraForSequenceClassification,
         HfTinyElectraForTokenClassification,
         HfTinySeq2SeqForConditionalGeneration,
+        HfTinyTokenLinkingModel,
         HfTinyViTForImageClassification,
         HfTinyViTForMaskedImageModeling,
     ],
@@ -850,6 +853,9 @@ def test_trainer(model_class, tmp_path):
     elif model_class is HfTinyViTForMaskedImageModeling:
         rows = {"pixel_values": torch.randn(12, 1, 4, 8, generator=generator)}
         rows["ids_keep"] = torch.rand(12, 8, generator=generator).argsort(1)[:, :3]
+    elif model_class is HfTinyTokenLinkingModel:  # to the word before; each row has one more
+        known = torch.arange(10) <= torch.arange(12)[:, None]
+        rows |= {"heads": torch.where(known, torch.arange(10), -100), "labels": (ids % 3).masked_fill(~known, -100)}
     else:
         rows["labels"] = (ids % 3).masked_fill(torch.arange(10) > torch.arange(12)[:, None], -100)
     data = Dataset.from_dict({name: tensor.numpy() for name, tensor in rows.items()}).with_format("torch")

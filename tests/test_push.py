@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
@@ -25,6 +27,15 @@ import yaml
 from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 
+from hf_tiny import (
+    HfTinyElectraForMaskedLM,
+    HfTinyElectraForPreTraining,
+    HfTinySeq2SeqConfig,
+    HfTinySeq2SeqForConditionalGeneration,
+    HfTinyViTConfig,
+    HfTinyViTForImageClassification,
+    convert,
+)
 from hf_tiny import hub as library
 from hf_tiny.models import AUTO_CLASSES, model_classes
 from hf_tiny.train import Callback
@@ -53,6 +64,11 @@ def hub(folder, environment):
             forkserver._forkserver._stop()
             yield server
             forkserver._forkserver._stop()
+
+
+def run_python(folder: Path, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess:
+    command, environment = [sys.executable, *arguments], {**os.environ, **env}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
 
 
 def start(folder: Path, function, *arguments, token: str = WRITE) -> tiny_run.Ended:
@@ -356,6 +372,46 @@ def push_tiny(folder: str) -> None:
         assert library.push(Path(folder, name), f"someone/{name}") is None
 
 
+NATIVE = {  # what becomes of an export, by its Auto class
+    "native-discriminator": ("AutoModelForPreTraining", "electra"),
+    "native-generator": ("AutoModelForMaskedLM", "electra"),
+    "native-image": ("AutoModelForImageClassification", "vit"),
+    "native-translator": ("AutoModelForSeq2SeqLM", "marian"),
+}
+
+
+def export(*arguments) -> None:
+    sys.argv = ["convert.py", *map(str, arguments)]
+    convert.main()
+
+
+def push_native(folder: str) -> None:
+    """An ELECTRA as the paper has it (transformers has no other), trained for 20 steps and pushed, comes from the Hub;
+    it and two tiny models are exported by the command, run, and pushed."""
+    tiny_run.train_here(
+        Path(folder, "paper"), max_steps=20, save_steps=0, push_to_hub=True, hub_model_id="someone/paper"
+    )
+    export("someone/paper", f"{folder}/native-electra")
+    vit = HfTinyViTConfig(**{**test_models.VIT, "pooling": "cls", "num_register_tokens": 0, "drop_path_rate": 0.0})
+    models = {
+        "native-discriminator": HfTinyElectraForPreTraining.from_pretrained("someone/paper"),
+        "native-generator": HfTinyElectraForMaskedLM.from_pretrained("someone/paper"),
+        "native-image": HfTinyViTForImageClassification(vit),
+        "native-translator": HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqConfig(**test_models.SEQ2SEQ)),
+    }
+    for name, model in models.items():
+        target = Path(folder, "native-electra", name.removeprefix("native-"))
+        if not target.exists():
+            model.save_pretrained(f"{folder}/{name}-before")
+            export(f"{folder}/{name}-before", target)
+        batch = test_models.inputs(type(model), model.config)
+        for mask in {"attention_mask", "decoder_attention_mask"} & batch.keys():
+            batch[mask].fill_(1)  # what padding says is nobody's business
+        with torch.no_grad():
+            save_file({**batch, "expected": model.eval()(**batch).logits}, f"{folder}/{name}.safetensors")
+        assert library.push(target, f"someone/{name}") is None
+
+
 def load_here(folder: str) -> None:
     """With hf_tiny and without remote code."""
     import transformers
@@ -384,11 +440,10 @@ class Blocker(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Blocker())
 import torch, transformers
-from huggingface_hub import constants
 from safetensors.torch import load_file
 
-def close(one, other):
-    torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+def close(one, other, tolerance=1e-6):
+    torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 def everything():
     with torch.no_grad():
@@ -399,6 +454,13 @@ def everything():
             model, info = load(f"someone/{name}", trust_remote_code=True, output_loading_info=True)
             assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
             close(model.eval()(**batch)[0], expected)
+        for name, (auto_class, kind) in native.items():
+            batch = load_file(f"{folder}/{name}.safetensors")
+            expected = batch.pop("expected")
+            model, info = getattr(transformers, auto_class).from_pretrained(f"someone/{name}", output_loading_info=True)
+            assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
+            assert model.config.model_type == kind and type(model).__module__.startswith("transformers.models.")
+            close(model.eval()(**batch).logits, expected, 1e-5)
         tokenizer = transformers.AutoTokenizer.from_pretrained("someone/electra")
         batch = tokenizer("the old ship sails", return_tensors="pt")
         for auto_class in ("AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM"):
@@ -408,12 +470,10 @@ def everything():
             )
             close(found, expected)
 
-folder, rows, snippet = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+folder, rows, native, snippet = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 everything()
 exec(snippet)
 assert hidden.shape[-1] == 128
-constants.HF_HUB_OFFLINE = True
-everything()
 assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
 print("loaded")
 """
@@ -430,23 +490,29 @@ def test_every_model_loads_where_hf_tiny_is(hub, folder, tiny, recipes):
     assert "loaded" in ended.out, ended.err
 
 
-def test_every_model_loads_where_hf_tiny_is_not(hub, folder, environment, tiny, recipes):
-    """With its own code, first from the Hub, then from the cache; the Python of ELECTRA's card too."""
+@pytest.fixture(scope="module")
+def native(hub, folder):
+    ended = start(folder, push_native, str(folder))
+    assert ended.code == 0, ended.err
+
+
+def test_every_model_loads_where_hf_tiny_is_not(hub, folder, environment, tiny, recipes, native):
+    """With its own code, or exported as a native one; the Python of ELECTRA's card too. First from the Hub, then in
+    another process from the cache."""
+    assert not [name for repo in NATIVE for name in hub.files(f"someone/{repo}") if name.endswith(".py")]
     card = hub.files("someone/electra")["README.md"].decode()
     snippet = re.search(r"```python\n(.*?)```", card, re.DOTALL).group(1)
     assert '"someone/electra"' in snippet
     rows = [(auto_class.__name__, model_class.__name__) for _, auto_class, model_class in model_classes()]
     assert {name for _, name in rows} >= {head.__name__ for heads in AUTO_CLASSES.values() for head in heads.values()}
     home = {"HF_HOME": str(folder / "home-elsewhere"), "HF_TOKEN": WRITE, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-I", "-c", ELSEWHERE, str(folder), json.dumps(rows), snippet],
-        env={**os.environ, **environment, **home},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    (folder / "elsewhere.log").write_text(ended.stdout + ended.stderr)
-    assert "loaded" in ended.stdout, ended.stderr
+    arguments = ["-I", "-c", ELSEWHERE, str(folder), json.dumps(rows), json.dumps(NATIVE), snippet]
+    for offline in ("0", "1"):
+        asked = len(hub.log)
+        ended = run_python(folder, *arguments, env={**environment, **home, "HF_HUB_OFFLINE": offline})
+        (folder / f"elsewhere-{offline}.log").write_text(ended.stdout + ended.stderr)
+        assert "loaded" in ended.stdout, ended.stderr
+    assert len(hub.log) == asked
     assert {one.token for one in hub.requests("/cdn/")} == {None}
 
 
@@ -478,6 +544,85 @@ def test_downloads(hub, folder, tiny, recipes):
     cut = next(number for number, one in enumerate(hub.log) if one.path.startswith("/cdn/") and one.status == 0)
     again = next(one for one in hub.log[cut + 1 :] if one.path == hub.log[cut].path)
     assert (again.status, again.range) == (206, f"bytes={10 << 20}-")
+
+
+def use_heavy(folder: str) -> None:
+    """With a disk that is full, by a recipe and by a command; then the command with room on the disk."""
+    tiny_run.fill_disk()
+    settings = {"output_dir": f"{folder}/heavy", "train_file": f"{folder}/labelled.jsonl", "max_steps": 1}
+    tries = (
+        lambda: tiny_run.run_named(
+            "finetune_classifier", *tiny_run.flags(**settings, model_name_or_path="someone/heavy")
+        ),
+        lambda: export("someone/heavy-paper", f"{folder}/heavy-native"),
+    )
+    for once in tries:
+        with pytest.raises(SystemExit) as ended:
+            once()
+        print(ended.value, file=sys.stderr)
+    assert not Path(folder, "heavy-native").exists()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    export("someone/heavy-paper", f"{folder}/heavy-native")
+    print("done")
+
+
+def test_a_full_disk(hub, folder, recipes, native):
+    """The download's error is told with what it was for; with room on the disk the same command goes through."""
+    hub.add("someone/heavy", hub.files("someone/electra"))
+    hub.add("someone/heavy-paper", hub.files("someone/paper"))
+    ended = start(folder, use_heavy, str(folder))
+    assert ended.out.endswith("done\n"), ended.err
+    assert re.search("error: --model_name_or_path someone/heavy: .*File too large", ended.err)
+    assert re.search("error: someone/heavy-paper cannot be loaded: .*File too large", ended.err)
+    assert {"discriminator", "generator"} == {path.name for path in (folder / "heavy-native").iterdir()}
+
+
+# From the wheel
+
+INSTALLED = """
+import json, os, sys
+from pathlib import Path
+
+place, libraries, folder = sys.argv[1:]
+sys.path[:0] = [place, libraries]  # without site, so that no .pth file leads to a checkout
+assert not [path for path in sys.path[1:] if os.path.exists(os.path.join(path, "hf_tiny"))]
+from transformers import AutoModelForPreTraining
+from hf_tiny import convert, hub
+
+model = AutoModelForPreTraining.from_pretrained("someone/paper")
+assert sys.modules[type(model).__module__].__file__ == f"{place}/hf_tiny/models/electra.py"
+sys.argv = ["convert.py", "someone/paper", f"{folder}/wheel-native"]
+convert.main()
+target = Path(folder, "wheel-native", "discriminator")
+results = json.loads(Path(folder, "paper", "all_results.json").read_text())
+hub.write_card(target, model, results, {"pipeline_tag": "fill-mask"}, {})
+sys.argv = ["hub.py", "push", str(target), "--hub_model_id", "someone/from-wheel"]
+hub.main()
+assert all(module.__file__.startswith(place) for name, module in sys.modules.items() if name.split(".")[0] == "hf_tiny")
+"""
+
+
+def test_from_the_wheel(hub, folder, environment, native):
+    """What the wheel holds, installed in an empty folder, loads, converts, writes a card and pushes."""
+    source, place = folder / "source", folder / "installed"
+    for name in ("hf_tiny", "model_cards"):
+        shutil.copytree(tiny_run.ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(tiny_run.ROOT / name, source)
+    pip, offline = ("-m", "pip", "--disable-pip-version-check"), ("--no-deps", "--no-index")
+    built = run_python(folder, *pip, "wheel", *offline, "--no-build-isolation", "-w", "wheels", "./source", env={})
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (folder / "wheels").iterdir()
+    installed = run_python(folder, *pip, "install", *offline, "--target", str(place), str(wheel), env={})
+    assert installed.returncode == 0, installed.stderr
+    settings = {**environment, "HF_TOKEN": WRITE, "OMP_NUM_THREADS": "1"}
+    libraries = sysconfig.get_path("purelib")
+    ended = run_python(folder, "-I", "-S", "-c", INSTALLED, str(place), libraries, str(folder), env=settings)
+    assert ended.returncode == 0, ended.stderr
+    assert "README.md has its header only" not in ended.stderr
+    pushed = hub.files("someone/from-wheel")
+    assert {"README.md", "config.json", "model.safetensors"} <= pushed.keys()
+    assert json.loads(pushed["config.json"])["model_type"] == "electra" and b"\n## " in pushed["README.md"]
 
 
 def test_no_file_holds_a_token(hub, folder, recipes):

@@ -70,6 +70,7 @@ class HfTinyElectraConfig(HfTinyConfig):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
+        self.tie_word_embeddings = True  # always; PEFT notes False when it merges into a model with sharing "none"
         if self.sharing not in SHARING:
             raise ValueError(f"sharing={self.sharing!r}: choose one of {', '.join(SHARING)}.")
         if self.position_embedding_type not in POSITIONS:
@@ -137,8 +138,7 @@ class ElectraEmbeddings(nn.Module):
         x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if self.learned_positions:
             x = x + self.position_embeddings(position_ids)
-        types = self.token_type_embeddings
-        x = x + (types.weight[0] if token_type_ids is None else types(token_type_ids))
+        x = x + self.token_type_embeddings(position_ids.new_zeros(1) if token_type_ids is None else token_type_ids)
         return self.dropout(self.norm(x))
 
 

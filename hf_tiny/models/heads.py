@@ -157,7 +157,7 @@ class LinkingHead(nn.Module):
         words, exist = self.words(x, word_spans)
         words = self.dropout(words)
         batch, count = exist.shape
-        places = torch.cat((self.place_0.weight.expand(batch, 1, -1), words), dim=1)
+        places = torch.cat((self.place_0(word_spans.new_zeros(batch, 1)).to(words.dtype), words), dim=1)
         arcs = self.arc(self.arc_from(words)) @ self.arc_to(places).mT
         itself = torch.eye(count, count + 1, dtype=torch.bool, device=x.device).roll(1, dims=1)
         possible = F.pad(exist, (1, 0), value=True)[:, None] & ~itself  # no padding, and not the word itself
@@ -174,7 +174,8 @@ class LinkingHead(nn.Module):
         start, end = self.label_from(words), self.label_to(places)
         pairs = self.label(start).unflatten(-1, (-1, start.shape[-1]))  # (batch, words, labels, size)
         both = torch.einsum("bwls,bps->bwpl", pairs, end)
-        alone_start, alone_end = self.label_alone.weight.chunk(2, dim=1)
-        return (
-            both + F.linear(start, alone_start, self.label_alone.bias)[:, :, None] + F.linear(end, alone_end)[:, None]
-        )
+        # By calls of the layer, not by its weights: it may have an adapter, or lie on another device.
+        size = start.shape[-1]
+        alone_start, alone_end = self.label_alone(F.pad(start, (0, size))), self.label_alone(F.pad(end, (size, 0)))
+        bias = self.label_alone(start.new_zeros(2 * size))
+        return both + alone_start[:, :, None] + (alone_end - bias)[:, None]

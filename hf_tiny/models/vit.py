@@ -166,9 +166,10 @@ class GridPositions(nn.Module):
             rows, columns = (self.along(*sizes, like) for sizes in zip(grid, self.grid, strict=True))
             both = (rows[:, None].expand(-1, len(columns), -1), columns.expand(len(rows), -1, -1))
             return torch.cat(both, dim=-1).flatten(0, 1)
+        table = self.table(torch.arange(self.table.num_embeddings, device=like.device))  # a call: it may be offloaded
         if grid == self.grid:
-            return self.table.weight
-        known = self.table.weight.mT.unflatten(1, self.grid)[None]  # (1, size, rows, columns)
+            return table
+        known = table.mT.unflatten(1, self.grid)[None]  # (1, size, rows, columns)
         return F.interpolate(known, size=grid, mode="bicubic", align_corners=False)[0].flatten(1).mT
 
     def along(self, count: int, known: int, like: Tensor) -> Tensor:
@@ -194,7 +195,8 @@ class ViTEmbeddings(nn.Module):
         if visible is not None:
             patches, positions = take(patches, visible), F.embedding(visible, positions)
         x = self.projection(patches) + positions
-        return self.dropout(torch.cat((self.prefix.weight.to(x.dtype).expand(len(x), -1, -1), x), dim=1))
+        prefix = self.prefix(torch.arange(self.prefix.num_embeddings, device=x.device))
+        return self.dropout(torch.cat((prefix.to(x.dtype).expand(len(x), -1, -1), x), dim=1))
 
 
 class LayerScale(nn.Module):
@@ -357,7 +359,8 @@ class MAEDecoder(nn.Module):
         positions = self.positions(grid, x)
         prefix = x.shape[1] - visible.shape[1]
         known = x[:, prefix:] + F.embedding(visible, positions)
-        x = torch.cat((x[:, :prefix], known, (F.embedding(masked, positions) + self.mask_token.weight).to(x.dtype)), 1)
+        hidden = F.embedding(masked, positions) + self.mask_token(masked.new_zeros(1))
+        x = torch.cat((x[:, :prefix], known, hidden.to(x.dtype)), 1)
         *first, last = self.layers
         for layer in first:
             x = layer(x)
@@ -395,7 +398,8 @@ class HfTinyViTForMaskedImageModeling(HfTinyViTPreTrainedModel):
         if ids_keep is None:
             ids_keep = fixed_visible(batch, count, patches.device)
         mask = torch.ones(batch, count, dtype=torch.bool, device=patches.device).scatter(1, ids_keep, False)
-        masked = mask.byte().argsort(stable=True, dim=1, descending=True)[:, : count - ids_keep.shape[1]]
+        masked_first = torch.arange(count, device=patches.device) + count * ~mask
+        masked = masked_first.argsort(1)[:, : count - ids_keep.shape[1]]
 
         outputs = self.vit(pixel_values, ids_keep, return_dict=True, **kwargs)
         every = not self.training if output_logits is None else output_logits
