@@ -19,12 +19,14 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
+import huggingface_hub
 import pytest
 import test_models
 import tiny_run
 import torch
 import yaml
 from hub_server import HubServer
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hf_tiny import (
@@ -78,7 +80,8 @@ def start(folder: Path, function, *arguments, token: str = WRITE) -> tiny_run.En
 def assert_pushed(hub: HubServer, run: Path, repo: str) -> None:
     """All that the model needs, and nothing that belongs to the training."""
     pushed = hub.files(repo)
-    assert {"README.md", "config.json", "electra.py", "heads.py", "layers.py", "model.safetensors"} <= pushed.keys()
+    code = {name.split(".")[0] + ".py" for name in json.loads(pushed["config.json"])["auto_map"].values()}
+    assert {"README.md", "config.json", *code, "heads.py", "layers.py", "model.safetensors"} <= pushed.keys()
     assert pushed["model.safetensors"] == (run / "model.safetensors").read_bytes()
     assert not [name for name in pushed if re.search(r"checkpoint|draft|lock$|\.pt$|trainer_state|manifest", name)]
 
@@ -304,9 +307,18 @@ def test_folders_that_cannot_be_pushed(hub, folder, told):
 TEXTS = [("the ship sails under a red moon", "ship"), ("seven letters over cold green hills", "mail")]
 
 
+OTHERS = {  # name -> recipe, and flags beside those that all have
+    "translator": ("finetune_seq2seq", {"vocab_size": 400}),
+    "patches": ("pretrain_vit", {}),
+    "digits": ("finetune_images", {}),
+    "parser": ("finetune_parser", {"model_name_or_path": "someone/electra"}),
+}
+
+
 @pytest.fixture(scope="module")
 def recipes(hub, folder):
-    """ELECTRA pretrained on a data set of the Hub, and a classifier fine-tuned from it, both pushed."""
+    """ELECTRA pretrained on a data set of the Hub, a classifier and a parser fine-tuned from it, and the other models, all
+    pushed."""
     lines = tiny_run.write_text(folder / "text.txt").read_text(encoding="utf-8").splitlines()
     rows = "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines)
     hub.add("someone/texts", {"train.jsonl": rows.encode(), "README.md": b"# Texts\n"}, "datasets", private=True)
@@ -324,7 +336,14 @@ def recipes(hub, folder):
     )  # fmt: skip
     tuned = start(folder, tiny_run.run_named, "finetune_classifier", *flags, "--push_to_hub")
     assert tuned.code == 0, tuned.err
-    return {"electra": ended, "classifier": tuned}
+    others = {}
+    for name, (recipe, settings) in OTHERS.items():
+        flags = tiny_run.flags(
+            output_dir=folder / name, max_steps=20, max_eval_samples=8, hub_model_id=f"someone/{name}", **settings
+        )
+        others[name] = start(folder, tiny_run.run_plain, recipe, *flags, "--push_to_hub")
+        assert others[name].code == 0, others[name].err
+    return {"electra": ended, "classifier": tuned, **others}
 
 
 def header(hub: HubServer, repo: str) -> dict:
@@ -335,7 +354,8 @@ def test_what_the_recipes_push(hub, folder, recipes):
     for name in recipes:
         pushed = hub.files(f"someone/{name}")
         assert_pushed(hub, folder / name, f"someone/{name}")
-        assert {"tokenizer.json", "curves.png", "all_results.json", "recipe.yaml", "metrics.jsonl"} <= pushed.keys()
+        assert {"all_results.json", "recipe.yaml", "metrics.jsonl"} <= pushed.keys()
+        assert {"tokenizer.json", "preprocessor_config.json"} & pushed.keys()
         assert hub.titles(f"someone/{name}") == ["Add the model", "initial commit"]
         assert b"PATH_OR_ID" not in pushed["README.md"]
     assert hub.read("models", "someone/electra")["private"] and not hub.read("models", "someone/classifier")["private"]
@@ -427,6 +447,11 @@ def load_here(folder: str) -> None:
                 torch.testing.assert_close(model(**saved)[0], expected, atol=1e-6, rtol=1e-6)
     model = transformers.AutoModelForPreTraining.from_pretrained("someone/electra")
     assert type(model).__module__ == "hf_tiny.models.electra"
+    Image.new("L", (8, 8)).save("picture.png")
+    for name in ("electra", "classifier", *OTHERS):
+        card = Path(huggingface_hub.hf_hub_download(f"someone/{name}", "README.md")).read_text(encoding="utf-8")
+        for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+            exec(snippet, {})  # of ELECTRA with its own code
     print("loaded")
 
 
