@@ -109,7 +109,7 @@ class Callback:
     """Averaging, unfreezing, warnings: what some runs need and others do not."""
 
     replaces_weights = False  # whether the model is another one after `on_train_end`, and is evaluated again
-    needs_whole_weights = True  # whether a model in shards, of which a process has a part, is nothing for it
+    needs_whole_weights = True  # whether it cannot work on a model in shards, of which each process has a part (FSDP)
 
     def on_step_end(self, state: TrainState, model: nn.Module) -> None: ...
 
@@ -222,9 +222,8 @@ def start(config: TrainConfig) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("hf_tiny").setLevel(logging.INFO if PartialState().is_main_process else logging.ERROR)
     if config.resume_from_checkpoint is None:
-        checkpoint.on_main(
-            lambda: checkpoint.refuse_foreign_run(Path(config.output_dir))
-        )  # before hours of preparing the data
+        # Before hours of preparing the data.
+        checkpoint.on_main(lambda: checkpoint.refuse_foreign_run(Path(config.output_dir)))
     disable_progress_bar()  # the loop shows its own
 
 
@@ -314,9 +313,7 @@ class Run:
         if not self.sharded:
             raise InputError("FSDP 1 is not supported: set `fsdp_version: 2`, as in recipes/accelerate/fsdp.yaml.")
         if whole or not tied:
-            problem = (
-                f"{', '.join(whole)} needs whole weights" if whole else "it would untie weights that this model shares"
-            )
+            problem = f"{', '.join(whole)} needs whole weights" if whole else "it would untie weights that are one"
             raise InputError(f"FSDP: {problem}. Launch with recipes/accelerate/multi_gpu.yaml or multi_node.yaml.")
 
     def begin(self) -> None:
@@ -608,9 +605,8 @@ class Run:
         return {name: weight for name, weight in weights.items() if name not in tied}
 
     def save_model(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        plain = self.model_class.__new__(
-            self.model_class
-        )  # FSDP makes it a class of torch's, whose code would be saved
+        """As the class that it is: FSDP makes it one of torch's, whose code would be saved in place of the model's."""
+        plain = self.model_class.__new__(self.model_class)
         vars(plain).update(vars(self.bare_model))
         plain.save_pretrained(folder, state_dict=weights)
         if self.processor is not None:

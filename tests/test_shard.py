@@ -15,17 +15,21 @@ from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from tiny_run import ROOT, largest_difference, logged_steps, metrics, toy
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hf_tiny import HfTinyElectraForPreTraining, InputError, checkpoint
+from hf_tiny.hub import NOT_PUSHED
 from hf_tiny.metrics import CollapseWarning
 from hf_tiny.train import Callback, Run, run
 
 # Five held-out batches, the last one short, which two processes cannot share evenly.
-SETTINGS = {"dropout": 0.0, "layers": 2, "held_out_rows": 35, "max_steps": 6, "save_steps": 3}
+SETTINGS = {"dropout": 0.0, "layers": 2, "held_out_rows": 35, "max_steps": 6, "save_steps": 3, "eval_steps": 3}
+# The "best" model is that of step 3: what is loaded at the end is not what was trained last.
+SETTINGS |= {"load_best_model_at_end": True, "greater_is_better": True}
 
 
 def run_sharded(*flags) -> None:
@@ -84,7 +88,11 @@ def shards(tmp_path_factory, fsdp_yaml):
 
 
 def test_shards_train_like_the_whole(whole, shards):
-    assert largest_difference(shards, whole) < 1e-5
+    for saved in ("checkpoint-3", "checkpoint-6", "."):
+        assert largest_difference(shards / saved, whole / saved) < 1e-5
+    assert (
+        largest_difference(shards, shards / "checkpoint-3") == 0 < largest_difference(shards, shards / "checkpoint-6")
+    )
     for one, two in zip(metrics(whole), metrics(shards), strict=True):
         assert one["step"] == two["step"]
         for name in one.keys() & {"loss", "grad_norm", "eval_loss", "eval_mlm_loss", "eval_rtd_loss"}:
@@ -107,6 +115,7 @@ def test_each_process_saves_its_part_of_the_optimizer(shards):
         elements.append(sum(value.numel() for name, value in load_file(path).items() if not name.endswith("step")))
     moments = 2 * sum(weight.numel() for weight in tiny_run.weights(saved).values())
     assert sum(elements) == moments and max(elements) < 0.55 * moments
+    assert not list(filter_repo_objects([f"optimizer/{parts[0].name}"], ignore_patterns=NOT_PUSHED))
     assert checkpoint.damage(saved) is None
     content = parts[1].read_bytes()
     parts[1].write_bytes(content[:-1])
@@ -122,7 +131,8 @@ def test_a_run_goes_on_in_other_shards(request, whole, tmp_path, fsdp_yaml, star
     ended = group(run, fsdp_yaml, processes, resume_from_checkpoint="latest")
     assert [process.code for process in ended] == [0] * processes, ended[0].err
     assert "checkpoint-3 at step 3" in ended[0].err
-    assert largest_difference(run, whole) < 1e-5
+    assert largest_difference(run / "checkpoint-6", whole / "checkpoint-6") < 1e-5
+    assert largest_difference(run, run / "checkpoint-3") == 0
     assert logged_steps(run) == [1, 2, 3, 4, 5, 6]
     assert checkpoint.damage(run / "checkpoint-6") is None
     assert (run / "checkpoint-6" / "optimizer").exists() == (processes > 1)
