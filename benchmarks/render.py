@@ -101,6 +101,7 @@ COLUMNS = {
         "BLEU: as there?": "figures.BLEU: as there?",
         "minutes a run": "figures.minutes a run",
     },
+    "projection": {"of ELECTRA-base": "what", "figure": "figures.value", "from": "figures.how"},
     "bench_finetune": {
         "compared with": "what",
         "ratio": "figures.ratio",

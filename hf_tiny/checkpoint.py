@@ -8,16 +8,27 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+import torch.distributed.checkpoint as dcp
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, load_model
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .errors import InputError
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"  # file name -> size and SHA-256; written last
+LOCK = ".lock"
+WHOLE_OPTIMIZER, SHARDED_OPTIMIZER = "optimizer.pt", "optimizer"  # one file, or a folder with a file of each process
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")  # loading them can run any code
 RUN_FILES = ("recipe.yaml", "metrics.jsonl", "all_results.json", "config.json")
 
@@ -36,14 +47,42 @@ def step_of(checkpoint: Path) -> int:
 def locked(output_dir: Path) -> Iterator[None]:
     """One writer per output_dir: the system frees the lock when the process ends, however it ends."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    with open(output_dir / ".lock", "w") as file:
+    with open(output_dir / LOCK, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
                 f"Another process is writing to {output_dir} right now. Wait for it, stop it, or choose another --output_dir."
             ) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()}, {time.time_ns()}\n")  # no other run's lock says this
+        file.flush()
         yield
+
+
+def on_main(ask: Callable):
+    """The main process's answer, or its refusal, for all of them: other machines may not see its files."""
+    answer = [None, None]
+    if PartialState().is_main_process:
+        try:
+            answer[0] = ask()
+        except InputError as error:
+            answer[1] = str(error)
+    result, refusal = broadcast_object_list(answer)
+    if refusal is not None:
+        raise InputError(refusal)
+    return result
+
+
+def all_see(path: Path) -> None:
+    """Every process must see the file that the main process sees, not an older one of the same name on its own disk."""
+    text = on_main(path.read_text)
+    seen = gather_object([path.is_file() and path.read_text() == text])
+    if not all(seen):
+        raise InputError(
+            f"Process {seen.index(False)} does not see the {path} of process 0. Resuming, FSDP, --load_best_model_at_end and "
+            "averaged weights need an --output_dir on a disk that all machines share, given by its absolute path."
+        )
 
 
 def refuse_foreign_run(output_dir: Path) -> None:
@@ -59,26 +98,35 @@ def refuse_foreign_run(output_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def complete_or_absent(target: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `target` only when everything in it is on the disk."""
+def complete_or_absent(target: Path, main: bool = True) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `target` only when everything in it is on the disk. Where several
+    processes write, the main one makes the folder and puts it in its place."""
     draft = target.with_name(f".draft-{target.name}")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    if main:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
     try:
         yield draft
-        manifest = {path.name: _digest(path) for path in sorted(draft.iterdir())}
-        (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for path in [*draft.iterdir(), draft]:
-            _sync(path)
-        if target.exists():
-            _discard(target)
-        os.replace(draft, target)
-        _sync(target.parent)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        if main:
+            _complete(draft, target)
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        if main:
+            shutil.rmtree(draft, ignore_errors=True)
         before = [path for path in checkpoints(target.parent) if path != target]
         kept = f"{before[-1]} is intact" if before else "no earlier checkpoint exists"
         raise InputError(f"{target} could not be saved ({error}). Free some space, then resume: {kept}.") from error
+
+
+def _complete(draft: Path, target: Path) -> None:
+    paths = sorted(draft.rglob("*"))
+    manifest = {path.relative_to(draft).as_posix(): _digest(path) for path in paths if path.is_file()}
+    (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in [*paths, draft / MANIFEST, draft]:
+        _sync(path)
+    if target.exists():
+        _discard(target)
+    os.replace(draft, target)
+    _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -196,3 +244,61 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# Weights and the optimiser's state. A sharded model (FSDP) has a part of every tensor in each process, a DTensor: its
+# weights are saved whole, by the main process, and the optimiser's state, which is twice as much, by all of them.
+
+
+def save_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
+    """Whole by the main process alone, or in shards by all processes."""
+    if not sharded:
+        torch.save(optimizer.state_dict(), folder / WHOLE_OPTIMIZER)
+        return
+    writer = dcp.HuggingFaceStorageWriter(str(folder / SHARDED_OPTIMIZER), save_distributed=True)
+    dcp.save(_state_by_name(model, optimizer), storage_writer=writer)
+
+
+def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """However it was saved, for a model that is now whole or in shards of any number of processes."""
+    if (folder / WHOLE_OPTIMIZER).exists():
+        # To the CPU: torch cannot load to "cpu:0", which is what it is with several processes on CPUs.
+        saved = torch.load(folder / WHOLE_OPTIMIZER, map_location="cpu", weights_only=True)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for number, state in saved["state"].items():
+            saved["state"][number] = {key: _placed(value, parameters[number]) for key, value in state.items()}
+        optimizer.load_state_dict(saved)
+        return
+    reader = dcp.HuggingFaceStorageReader(str(folder / SHARDED_OPTIMIZER))
+    parameters = dict(model.named_parameters())
+    for key, about in reader.read_metadata().state_dict_metadata.items():
+        name, what = key.rsplit("/", 1)
+        parameter = parameters[name]
+        scalar = torch.zeros(about.size, device=parameter.device)
+        optimizer.state[parameter][what] = torch.zeros_like(parameter) if what != "step" else scalar
+    dcp.load(_state_by_name(model, optimizer), storage_reader=reader)
+
+
+def _state_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}/{what}": value
+        for name, parameter in model.named_parameters()
+        for what, value in optimizer.state[parameter].items()
+    }
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Of a whole model, into one that may be in shards."""
+    own = model.state_dict()
+    if any(isinstance(weight, DTensor) for weight in own.values()):
+        weights = {name: _placed(weight, own[name]) for name, weight in load_file(path).items()}
+        model.load_state_dict(weights, strict=False)  # a tied weight is saved once
+    else:
+        load_model(model, path)
+
+
+def _placed(value: Tensor, like: Tensor) -> Tensor:
+    """This process's part of it, where `like` is in shards."""
+    if isinstance(like, DTensor) and value.shape == like.shape:
+        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    return value

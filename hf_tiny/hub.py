@@ -46,6 +46,7 @@ SPLITS = {"eval": "validation", "test": "test"}
 NOT_PUSHED = [
     *("checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"),  # the last: what tensorboard reads
     *("trainer_state.json", "ema.safetensors", checkpoint.MANIFEST, *(f"*{suffix}" for suffix in checkpoint.PICKLED)),
+    f"{checkpoint.SHARDED_OPTIMIZER}/*",
 ]
 WAITS = (1.0, 5.0, 25.0)  # seconds before another try
 LONGEST_WAIT = 600.0  # when the Hub asks for more, the push fails

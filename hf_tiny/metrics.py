@@ -48,16 +48,19 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """The processes share the batches; every item counts once, in the order of the data, however many there are."""
+        """The processes share the batches; every item counts once, in the order of the data, however many there are. All
+        call the model equally often, as a model in shards needs: what one evaluates a second time is left out."""
         model.eval()
         divides, results = divides_by_count(model), []
-        for index in range(accelerator.process_index, len(self.batches), accelerator.num_processes):
+        for first in range(0, len(self.batches), accelerator.num_processes):
+            index = (first + accelerator.process_index) % len(self.batches)
             batch = send_to_device(self.batches[index], accelerator.device)
             with accelerator.autocast():
                 outputs = call(model, batch, batch["num_items_in_batch"] if divides else None)
                 results.append((index, {**self.collect(outputs, batch), **self.more(model, batch)}))
         model.train()
-        ordered = [result for _, result in sorted(gather_object(results), key=lambda pair: pair[0])]
+        by_index = dict(gather_object(results))
+        ordered = [by_index[index] for index in range(len(self.batches))]
         self.results = {name: np.concatenate([result[name] for result in ordered]) for name in ordered[0]}
         return self.compute(self.results)
 
@@ -139,6 +142,8 @@ def compute_electra(discriminator_weight: float) -> Callable[[Results], dict[str
 
 class CollapseWarning(Callback):
     """Says in words when the discriminator does no better than the majority class, which its falling loss hides."""
+
+    needs_whole_weights = False
 
     def on_evaluate(self, state: TrainState, metrics: dict[str, float]) -> None:
         if state.step < state.warmup_steps:

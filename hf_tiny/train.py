@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import gather_object, send_to_device, set_seed
-from safetensors.torch import load_model
+from accelerate.utils import DistributedType, gather_object, send_to_device, set_seed
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
@@ -110,6 +109,7 @@ class Callback:
     """Averaging, unfreezing, warnings: what some runs need and others do not."""
 
     replaces_weights = False  # whether the model is another one after `on_train_end`, and is evaluated again
+    needs_whole_weights = True  # whether it cannot work on a model in shards, of which each process has a part (FSDP)
 
     def on_step_end(self, state: TrainState, model: nn.Module) -> None: ...
 
@@ -222,7 +222,8 @@ def start(config: TrainConfig) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("hf_tiny").setLevel(logging.INFO if PartialState().is_main_process else logging.ERROR)
     if config.resume_from_checkpoint is None:
-        checkpoint.refuse_foreign_run(Path(config.output_dir))  # before hours of preparing the data
+        # Before hours of preparing the data.
+        checkpoint.on_main(lambda: checkpoint.refuse_foreign_run(Path(config.output_dir)))
     disable_progress_bar()  # the loop shows its own
 
 
@@ -274,7 +275,10 @@ class Run:
         if config.torch_compile:
             model.compile()
         optimizer = build_optimizer(model, config, groups)
+        self.model_class, weights = type(model), len(list(model.parameters()))
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.sharded = self.accelerator.is_fsdp2
+        self.refuse_to_shard(tied=len(list(model.parameters())) == weights)
         self.state = self.new_state()
         self.timers = Timers()
         self.sums: dict[str, Tensor] = {}
@@ -301,19 +305,24 @@ class Run:
 
     # --- starting and resuming
 
+    def refuse_to_shard(self, tied: bool) -> None:
+        """What FSDP would do wrongly, mostly without a word."""
+        if self.accelerator.distributed_type != DistributedType.FSDP:
+            return
+        whole = [type(callback).__name__ for callback in self.callbacks if callback.needs_whole_weights]
+        if not self.sharded:
+            raise InputError("FSDP 1 is not supported: set `fsdp_version: 2`, as in recipes/accelerate/fsdp.yaml.")
+        if whole or not tied:
+            problem = f"{', '.join(whole)} needs whole weights" if whole else "it would untie weights that are one"
+            raise InputError(f"FSDP: {problem}. Launch with recipes/accelerate/multi_gpu.yaml or multi_node.yaml.")
+
     def begin(self) -> None:
         """Resume or refuse; then write down what this run is. Dropout differs between processes, weights do not."""
         torch.manual_seed(self.config.seed + self.accelerator.process_index)
-        found = None
-        if self.config.resume_from_checkpoint is not None:
-            found = checkpoint.find(self.output_dir, self.config.resume_from_checkpoint)
-            if found is None:
-                logger.warning(f"{self.output_dir} holds no whole checkpoint yet: starting from step 0.")
-        elsewhere = found is not None and found.resolve().parent != self.output_dir.resolve()
-        if self.main and (self.config.resume_from_checkpoint is None or elsewhere):
-            checkpoint.refuse_foreign_run(self.output_dir)
-        self.accelerator.wait_for_everyone()
+        self.agree()
+        found = checkpoint.on_main(self.find)
         if found is not None:
+            checkpoint.all_see(found / checkpoint.MANIFEST)
             self.load(found)
         if self.main:
             checkpoint.sweep(self.output_dir)
@@ -323,6 +332,31 @@ class Run:
             arguments.write(again, self.output_dir / "recipe.yaml")
         if self.config.report_to:
             self.accelerator.init_trackers("hf_tiny", config=flat(dataclasses.asdict(self.config)))
+
+    def agree(self) -> None:
+        """Machines that prepare the data each by itself must come to the same."""
+        first, *others = gather_object([self.identity()])
+        for rank, other in enumerate(others, start=1):
+            for name in first:
+                if other[name] != first[name]:
+                    raise InputError(
+                        f"Process {rank} has {name} = {other[name]}, process 0 has {first[name]}. Give every machine the "
+                        "same flags and files (and for the built-in data the same packages)."
+                    )
+        replaced = any(callback.replaces_weights for callback in self.callbacks)
+        if self.sharded or self.config.load_best_model_at_end or replaced:
+            checkpoint.all_see(self.output_dir / checkpoint.LOCK)
+
+    def find(self) -> Path | None:
+        """The checkpoint to go on from. A new run never writes over an old one."""
+        wanted, found = self.config.resume_from_checkpoint, None
+        if wanted is not None:
+            found = checkpoint.find(self.output_dir, wanted)
+            if found is None:
+                logger.warning(f"{self.output_dir} holds no whole checkpoint yet: starting from step 0.")
+        if wanted is None or (found is not None and found.resolve().parent != self.output_dir.resolve()):
+            checkpoint.refuse_foreign_run(self.output_dir)
+        return found
 
     def identity(self) -> dict:
         """What a checkpoint belongs to. A resume with another model or other data is refused, field by field."""
@@ -360,10 +394,9 @@ class Run:
             state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
         self.state, self.saved = state, path.resolve()
         device = self.accelerator.device
-        load_model(self.bare_model, path / "model.safetensors")
+        checkpoint.load_weights(self.bare_model, path / "model.safetensors")
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        # Not to `device`: torch cannot load to "cpu:0", which is what it is with several processes on CPUs.
-        self.optimizer.load_state_dict(torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True))
+        checkpoint.load_optimizer(path, self.bare_model, self.optimizer)
         for group, current in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(current)  # a rate or decay that was changed for the resume holds
         rng = path / f"rng-{self.accelerator.process_index}-of-{self.world}.pt"
@@ -565,6 +598,20 @@ class Run:
 
     # --- saving
 
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Of a model in shards they come together in the main process, tied ones as copies: these are left out."""
+        tied = self.bare_model.all_tied_weights_keys if self.sharded else {}
+        weights = self.accelerator.get_state_dict(self.model)
+        return {name: weight for name, weight in weights.items() if name not in tied}
+
+    def save_model(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """As the class that it is: FSDP makes it one of torch's, whose code would be saved in place of the model's."""
+        plain = self.model_class.__new__(self.model_class)
+        vars(plain).update(vars(self.bare_model))
+        plain.save_pretrained(folder, state_dict=weights)
+        if self.processor is not None:
+            self.processor.save_pretrained(folder)
+
     def save(self) -> None:
         state = self.state
         target = self.output_dir / f"checkpoint-{state.step}"
@@ -574,19 +621,21 @@ class Run:
         if self.accelerator.device.type != "cpu":
             rng["device"] = torch.get_device_module(self.accelerator.device).get_rng_state()
         rngs = gather_object([rng])
-        weights = self.accelerator.get_state_dict(self.model)
-        if self.main:
-            with checkpoint.complete_or_absent(target) as draft:
-                self.bare_model.save_pretrained(draft, state_dict=weights)
-                if self.processor is not None:
-                    self.processor.save_pretrained(draft)
-                torch.save(self.optimizer.state_dict(), draft / "optimizer.pt")
+        weights = self.whole_weights()
+        with checkpoint.complete_or_absent(target, self.main) as draft:
+            if self.sharded:
+                self.accelerator.wait_for_everyone()  # until there is a draft
+            if self.sharded or self.main:
+                checkpoint.save_optimizer(draft, self.bare_model, self.optimizer, self.sharded)
+            if self.main:
+                self.save_model(draft, weights)
                 for rank, states in enumerate(rngs):
                     torch.save(states, draft / f"rng-{rank}-of-{self.world}.pt")
                 for callback in self.callbacks:
                     callback.on_save(draft)
                 saved = {"state": dataclasses.asdict(state), "identity": self.identity()}
                 (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
+        if self.main:
             if self.pusher and self.config.hub_strategy == "every_save":
                 self.pusher.save(target)
             spare = state.best_step if self.config.load_best_model_at_end else None
@@ -599,7 +648,8 @@ class Run:
         """The finished model at the top of output_dir, its figures, curves and card."""
         state, config = self.state, self.config
         if config.load_best_model_at_end and state.best_step is not None:
-            load_model(self.bare_model, self.output_dir / f"checkpoint-{state.best_step}" / "model.safetensors")
+            best = self.output_dir / f"checkpoint-{state.best_step}"
+            checkpoint.load_weights(self.bare_model, best / "model.safetensors")
             metrics = {}
         figures = {}
         for callback in self.callbacks:
@@ -612,12 +662,10 @@ class Run:
             metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= figures
         results = {**metrics, **self.accounts()}
-        weights = self.accelerator.get_state_dict(self.model)
+        weights = self.whole_weights()
         if self.main:
             with checkpoint.written("The finished model"):
-                self.bare_model.save_pretrained(self.output_dir, state_dict=weights)
-                if self.processor is not None:
-                    self.processor.save_pretrained(self.output_dir)
+                self.save_model(self.output_dir, weights)
                 (self.output_dir / "all_results.json").write_text(json.dumps(results, indent=2))
                 hub.draw_curves(self.output_dir)
                 for evaluation in filter(None, (self.evaluate, self.test)):

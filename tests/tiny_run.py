@@ -113,6 +113,8 @@ def evaluation(recipe: ToyRecipe) -> Evaluation:
 class Trouble(Callback):
     """Slows the run down, or breaks it, as the recipe says."""
 
+    needs_whole_weights = False
+
     def __init__(self, recipe: ToyRecipe):
         self.recipe = recipe
 
@@ -284,7 +286,9 @@ def recipe(folder: Path, *arguments) -> Ended:
     return start(folder, run_recipe, *map(str, arguments)).wait()
 
 
-def start_group(output_dir: Path, processes: int, function: Callable = run_toy, **settings) -> list[Started]:
+def start_group(
+    output_dir: Path, processes: int, function: Callable = run_toy, env: dict[str, str] | None = None, **settings
+) -> list[Started]:
     """The processes that torchrun would start."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -295,7 +299,9 @@ def start_group(output_dir: Path, processes: int, function: Callable = run_toy, 
             output_dir.parent,
             function,
             *flags(output_dir=output_dir, **settings),
-            env={name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
+            env={
+                name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank, **(env or {})}.items()
+            },
         )
         for rank in range(processes)
     ]
