@@ -270,7 +270,7 @@ class Run:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         self.divides = divides_by_count(model)
-        self.flops = flops_per_token(model, batches[0], self.accelerator.device)
+        self.flops = flops_per_token(model, batches[self.accelerator.process_index], self.accelerator.device)
         if config.torch_compile:
             model.compile()
         optimizer = build_optimizer(model, config, groups)
@@ -359,6 +359,7 @@ class Run:
         if self.config.load_best_model_at_end and state.best_step is not None and not best.is_dir():
             state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
         self.state, self.saved = state, path.resolve()
+        self.batches.load_state_dict(saved.get("data", {}))
         device = self.accelerator.device
         load_model(self.bare_model, path / "model.safetensors")
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
@@ -533,7 +534,7 @@ class Run:
 
     def write(self, line: dict[str, float]) -> None:
         state = self.state
-        epoch = state.step * state.micro_batches_per_step / len(self.batches)
+        epoch = self.batches.epoch(state.step * state.micro_batches_per_step)
         line = {"step": state.step, "epoch": round(epoch, 4), **line}
         with checkpoint.written("metrics.jsonl"), open(self.output_dir / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -573,7 +574,8 @@ class Run:
         rng = {"cpu": torch.get_rng_state()}
         if self.accelerator.device.type != "cpu":
             rng["device"] = torch.get_device_module(self.accelerator.device).get_rng_state()
-        rngs = gather_object([rng])
+        data = self.batches.state_dict(state.step * state.micro_batches_per_step)
+        gathered = gather_object([(rng, data)])
         weights = self.accelerator.get_state_dict(self.model)
         if self.main:
             with checkpoint.complete_or_absent(target) as draft:
@@ -581,11 +583,12 @@ class Run:
                 if self.processor is not None:
                     self.processor.save_pretrained(draft)
                 torch.save(self.optimizer.state_dict(), draft / "optimizer.pt")
-                for rank, states in enumerate(rngs):
+                for rank, (states, _) in enumerate(gathered):
                     torch.save(states, draft / f"rng-{rank}-of-{self.world}.pt")
                 for callback in self.callbacks:
                     callback.on_save(draft)
-                saved = {"state": dataclasses.asdict(state), "identity": self.identity()}
+                data = {name: value for _, part in gathered for name, value in part.items()}
+                saved = {"state": dataclasses.asdict(state), "identity": self.identity(), "data": data}
                 (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
             if self.pusher and self.config.hub_strategy == "every_save":
                 self.pusher.save(target)
