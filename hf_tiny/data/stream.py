@@ -246,15 +246,16 @@ class StreamedBatches(Source):
     def _fill(self, window: list[dict], streams: list[Iterator], lane: int, first: int) -> Iterator[None]:
         """One block at a time, until the window is full or an epoch ends."""
         while len(window) < self.buffer_size:
-            # A place among all samples of the run, as the masks have one, but with numbers of its own.
-            place = (first + len(window)) * self.lanes + lane
-            chosen = np.searchsorted(self.bounds, uniform(self.seed + 1, place, 1, 1)[0, 0], side="right")
-            block = next(streams[chosen])
+            block = next(streams[self._choose((first + len(window)) * self.lanes + lane) if len(streams) > 1 else 0])
             if block is not None:
                 window.append(block)
                 yield
             elif window:
                 return
+
+    def _choose(self, place: int) -> int:
+        """The corpus of a sample, by its place in the run, as its masks; the numbers are others than theirs."""
+        return int(np.searchsorted(self.bounds, uniform(self.seed + 1, place, 1, 1)[0, 0], side="right"))
 
     def epoch(self, index: int) -> float:
         """Of the corpus that is furthest, by the shards of this process's first lane."""
