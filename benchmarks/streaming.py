@@ -3,8 +3,8 @@
 python benchmarks/streaming.py                                    # 20 and 200 MB of made-up text, in 50 shards each
 python benchmarks/streaming.py --text my_texts/ --text more.txt   # your own, repeated until it is enough
 
-Each size is read to its end, once, in a process of its own: plan, vocabulary, packing, shuffling, masks. The last line is
-JSON.
+For each size one process makes the vocabulary, and another reads the text to its end, once: plan, packing, shuffling, masks.
+The last line is JSON.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def write(folder: Path, megabytes: int, texts: list[Path]) -> None:
                 file.write(next(lines))
 
 
-def read(folder: Path, cache: Path) -> None:
-    """One epoch of the stream; prints its figures."""
+def read(folder: Path, cache: Path, stage: str) -> None:
+    """The vocabulary, which is then in the cache, or one epoch of the stream; prints its figures."""
     import datasets
 
     from hf_tiny import tokenizer
@@ -60,7 +60,8 @@ def read(folder: Path, cache: Path) -> None:
     words = tokenizer.load_tokenizer(
         tokenizer.TokenizerArguments(vocab_size=4096), lambda: documents(arguments), fingerprint(arguments)
     )
-    vocabulary = peak()
+    if stage == "vocabulary":
+        return print(json.dumps({"vocabulary_mb": peak()}))
     corpus = Corpus(*plan_packing(arguments, words, 0)["train"], 1.0)
     batches = StreamedBatches([corpus], MaskTokens(words, 0.15, 0), 32, 0, lanes=1, buffer_size=4096)
     began, number, tokens = time.perf_counter(), 0, 0
@@ -68,9 +69,7 @@ def read(folder: Path, cache: Path) -> None:
         tokens += int(batches[number]["num_items_in_batch"][-1])
         number += 1
     rate = tokens / (time.perf_counter() - began)
-    print(
-        json.dumps({"vocabulary_mb": vocabulary, "peak_mb": peak(), "tokens": tokens, "tokens_per_second": round(rate)})
-    )
+    print(json.dumps({"tokens": tokens, "tokens_per_second": round(rate), "stream_mb": peak()}))
 
 
 def peak() -> int:
@@ -83,25 +82,29 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs=2, default=[20, 200])
     parser.add_argument("--text", type=Path, action="append", default=[], help="a file or folder of .txt")
     parser.add_argument("--folder", type=Path, help="where to write the corpora; by default a temporary folder")
-    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.read:
-        return read(given.read, given.folder)
+        return read(Path(given.read[0]), given.folder, given.read[1])
     texts = [path for text in given.text for path in (sorted(text.rglob("*.txt")) if text.is_dir() else [text])]
     figures = {}
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         for megabytes in given.megabytes:
-            write(Path(folder) / str(megabytes), megabytes, texts)
-            command = [sys.executable, __file__, "--read", Path(folder) / str(megabytes), "--folder", folder]
-            ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            figures[megabytes] = json.loads(ended.stdout.splitlines()[-1])
-    small, large = (figures[megabytes] for megabytes in given.megabytes)
-    print(f"{'MB of text':>12} {'tokens':>14} {'tokens/s':>10} {'MB peak':>8} {'MB after the vocabulary':>24}")
+            corpus, figures[megabytes] = Path(folder) / str(megabytes), {}
+            write(corpus, megabytes, texts)
+            for stage in ("vocabulary", "stream"):
+                command = [sys.executable, __file__, "--folder", folder, "--read", corpus, stage]
+                ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                figures[megabytes] |= json.loads(ended.stdout.splitlines()[-1])
+    print(f"{'MB of text':>12} {'tokens':>14} {'tokens/s':>10} {'MB peak: vocabulary':>20} {'stream':>8}")
     for megabytes, one in figures.items():
         print(
-            f"{megabytes:>12} {one['tokens']:>14,} {one['tokens_per_second']:>10,} {one['peak_mb']:>8} {one['vocabulary_mb']:>24}"
+            f"{megabytes:>12} {one['tokens']:>14,} {one['tokens_per_second']:>10,} {one['vocabulary_mb']:>20} "
+            f"{one['stream_mb']:>8}"
         )
-    print(json.dumps({"shards": SHARDS, "figures": figures, "peak_growth_mb": large["peak_mb"] - small["peak_mb"]}))
+    small, large = figures.values()
+    growth = {f"{stage}_growth_mb": large[f"{stage}_mb"] - small[f"{stage}_mb"] for stage in ("vocabulary", "stream")}
+    print(json.dumps({"shards": SHARDS, "figures": figures, **growth}))
 
 
 if __name__ == "__main__":

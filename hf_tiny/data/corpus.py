@@ -49,7 +49,7 @@ SUPPORTED = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLE_BY = ("line", "paragraph", "document")
 SHARD_BYTES = 4 << 20
 MOST_FILES = 256  # that hold the blocks of a split: enough for many machines, few enough to keep them all open
-FEW_SHARDS = 50  # of a stream, for the vocabulary
+FEW_SHARDS, FEW_CHARACTERS = 50, 16_000_000  # of a stream, for the vocabulary
 PIECE_BYTES = 1 << 16  # Longer documents of a text file are read in pieces.
 BATCH_CHARACTERS = 1 << 18
 FEW_DOCUMENTS = 100
@@ -132,12 +132,12 @@ Texts = Iterator[tuple[bool, str]]  # Whether a document starts here, and text o
 
 
 def documents(arguments: CorpusArguments, split: str = "train") -> Iterator[str]:
-    """The texts of a split one by one. A very long document comes in several pieces."""
+    """The texts of a split one by one, of a stream some of them. A very long document comes in several pieces."""
     shards, rules = _plan(arguments)[split]
     if arguments.streaming:
         shards = shards[:: max(1, len(shards) // FEW_SHARDS)]
     for shard in shards:
-        left = SHARD_BYTES if arguments.streaming else math.inf
+        left = FEW_CHARACTERS / len(shards) if arguments.streaming else math.inf
         for _, text in _split_texts(shard, rules, split, Counter()):
             yield text
             left -= len(text)

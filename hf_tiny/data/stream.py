@@ -177,13 +177,12 @@ class StreamedBatches(Source):
         self.lanes, self.buffer_size, self.workers, self.stride = lanes, buffer_size, workers, stride
         self.bounds = np.cumsum([corpus.weight for corpus in corpora])[:-1]
         places = [[(s.number, s.start, s.stop, s.size) for shard in c.shards for s in shard] for c in corpora]
-        known = repr((places, corpora[0].packing, [corpus.weight for corpus in corpora], buffer_size, workers))
+        known = repr((places, [(corpus.packing, corpus.weight) for corpus in corpora], buffer_size, workers))
         shards = sum(len(corpus.shards) for corpus in corpora)
         self.fingerprint = f"{shards} shards {hashlib.sha256(known.encode()).hexdigest()[:16]}, {collate}"
-        self.starts: dict[int, dict[int, list]] = {}  # of each lane: first sample -> the positions of the corpora there
-        self.open: dict[
-            int, tuple[int, Iterator[dict]]
-        ] = {}  # of each lane: its next sample, and the samples from there
+        # Of each lane: sample -> the positions of the corpora there; its next sample, and the samples from there on.
+        self.starts: dict[int, dict[int, list]] = {}
+        self.open: dict[int, tuple[int, Iterator[dict]]] = {}
         self.ready: tuple[int, Batch] = (-1, {})
         self.crew: Crew | None = None
 
@@ -259,8 +258,9 @@ class StreamedBatches(Source):
 
     def epoch(self, index: int) -> float:
         """Of the corpus that is furthest, by the shards of this process's first lane."""
-        lane = min(self.starts)
-        positions = self.starts[lane].get(self._start(lane, index // self.lanes * self.batch_size), [])
+        lane = min(self.starts, default=0)
+        start = self._start(lane, index // self.lanes * self.batch_size)
+        positions = self.starts[lane].get(start, [])
         furthest = 0.0
         for corpus, (epoch, state) in zip(self.corpora, positions, strict=False):
             dealt = len(Share(corpus, lane, self.lanes, self.seed, (epoch, None)).dealt())
@@ -269,8 +269,9 @@ class StreamedBatches(Source):
         return furthest
 
     def state_dict(self, index: int) -> dict:
+        """Of the lanes of this process; of the others it knows at most where they were when the run was resumed."""
         saved = {}
-        for lane in list(self.starts):
+        for lane in range(self.ready[0] % self.stride, self.lanes, self.stride):
             number = -(-(index - lane) // self.lanes)  # of the lane's micro-batches, the first that is left
             start = self._start(lane, number * self.batch_size)
             if start in self.starts[lane]:
