@@ -271,7 +271,7 @@ class Run:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         self.divides = divides_by_count(model)
-        self.flops = flops_per_token(model, batches[0], self.accelerator.device)
+        self.flops = flops_per_token(model, batches[self.accelerator.process_index], self.accelerator.device)
         if config.torch_compile:
             model.compile()
         optimizer = build_optimizer(model, config, groups)
@@ -393,6 +393,7 @@ class Run:
         if self.config.load_best_model_at_end and state.best_step is not None and not best.is_dir():
             state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
         self.state, self.saved = state, path.resolve()
+        self.batches.load_state_dict(saved.get("data", {}))
         device = self.accelerator.device
         checkpoint.load_weights(self.bare_model, path / "model.safetensors")
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
@@ -566,7 +567,7 @@ class Run:
 
     def write(self, line: dict[str, float]) -> None:
         state = self.state
-        epoch = state.step * state.micro_batches_per_step / len(self.batches)
+        epoch = self.batches.epoch(state.step * state.micro_batches_per_step)
         line = {"step": state.step, "epoch": round(epoch, 4), **line}
         with checkpoint.written("metrics.jsonl"), open(self.output_dir / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -620,7 +621,8 @@ class Run:
         rng = {"cpu": torch.get_rng_state()}
         if self.accelerator.device.type != "cpu":
             rng["device"] = torch.get_device_module(self.accelerator.device).get_rng_state()
-        rngs = gather_object([rng])
+        data = self.batches.state_dict(state.step * state.micro_batches_per_step)
+        gathered = gather_object([(rng, data)])
         weights = self.whole_weights()
         with checkpoint.complete_or_absent(target, self.main) as draft:
             if self.sharded:
@@ -629,11 +631,12 @@ class Run:
                 checkpoint.save_optimizer(draft, self.bare_model, self.optimizer, self.sharded)
             if self.main:
                 self.save_model(draft, weights)
-                for rank, states in enumerate(rngs):
+                for rank, (states, _) in enumerate(gathered):
                     torch.save(states, draft / f"rng-{rank}-of-{self.world}.pt")
                 for callback in self.callbacks:
                     callback.on_save(draft)
-                saved = {"state": dataclasses.asdict(state), "identity": self.identity()}
+                data = {name: value for _, part in gathered for name, value in part.items()}
+                saved = {"state": dataclasses.asdict(state), "identity": self.identity(), "data": data}
                 (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
         if self.main:
             if self.pusher and self.config.hub_strategy == "every_save":

@@ -11,7 +11,8 @@ from typing import ClassVar
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError
 from hf_tiny.arguments import flag
 from hf_tiny.data.collate import Batches, MaskTokens
-from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint, load_blocks
+from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint
+from hf_tiny.data.stream import text_batches
 from hf_tiny.metrics import CollapseWarning, Evaluation, collect_electra, compute_electra
 from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
 from hf_tiny.train import TrainConfig, run, train
@@ -66,10 +67,8 @@ class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
 def main(recipe: Recipe) -> None:
     length = max(512, recipe.max_seq_length)
     tokenizer = load_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe), model_max_length=length)
-    blocks = load_blocks(recipe, tokenizer, recipe.seed)
-    held_out = blocks["validation"].shuffle(seed=0).take(min(recipe.max_eval_samples, len(blocks["validation"])))
     mask = MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed)
-    batches = Batches(blocks["train"], mask, recipe.per_device_train_batch_size, recipe.seed)
+    batches, held_out = text_batches(recipe, tokenizer, mask)
     held_out_batches = Batches(held_out, mask, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     model = HfTinyElectraForPreTraining(model_config(recipe, len(tokenizer), tokenizer.pad_token_id))
     evaluate = Evaluation(held_out_batches, collect_electra, compute_electra(model.config.discriminator_weight))

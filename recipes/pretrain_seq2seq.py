@@ -10,7 +10,8 @@ from typing import ClassVar
 from hf_tiny import InputError
 from hf_tiny.arguments import flag
 from hf_tiny.data.collate import Batches, SpanCorruption, TextInfilling
-from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint, load_blocks
+from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint
+from hf_tiny.data.stream import text_batches
 from hf_tiny.metrics import Evaluation, collect_pairs, compute_pairs
 from hf_tiny.pairs import start_model, start_tokenizer
 from hf_tiny.tokenizer import TokenizerArguments
@@ -48,10 +49,8 @@ def main(recipe: Recipe) -> dict[str, float]:
     if recipe.objective not in OBJECTIVES:
         raise InputError(f"--objective {recipe.objective}: choose one of {', '.join(OBJECTIVES)}.")
     tokenizer = start_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe))
-    blocks = load_blocks(recipe, tokenizer, recipe.seed)
-    held_out = blocks["validation"].shuffle(seed=0).take(min(recipe.max_eval_samples, len(blocks["validation"])))
     damage = OBJECTIVES[recipe.objective](tokenizer, recipe.seed)
-    batches = Batches(blocks["train"], damage, recipe.per_device_train_batch_size, recipe.seed)
+    batches, held_out = text_batches(recipe, tokenizer, damage)
     held_out_batches = Batches(held_out, damage, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     model = start_model(recipe, tokenizer, label_smoothing=0.0)
     evaluate = Evaluation(held_out_batches, collect_pairs, compute_pairs())

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from hf_tiny import InputError
+from hf_tiny import tokenizer as tokenizer_module
 from hf_tiny.data import builtin, corpus
 from hf_tiny.data.corpus import CorpusArguments, documents, load_blocks
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
@@ -225,6 +227,66 @@ def test_cache_is_reused_and_made_anew(write, tokenizer, monkeypatch):
     ]
     for change in changes:
         assert rows(change()["train"]) != rows(first["train"])
+
+
+def files_of(cache) -> dict[str, bytes]:
+    """Without the folder that is named after the fingerprint: it is in the path, so it is compared too."""
+    return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*")) if path.is_file()}
+
+
+def test_parts_prepared_by_other_machines_are_the_whole(write, tokenizer, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(corpus, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(corpus, "MOST_FILES", 5)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    texts = sentences(900)
+    for number in range(3):
+        write(f"here/{number}.txt", "\n".join(texts[number::3]))
+    settings = {"tokenizer_name": str(tmp_path / "tokenizer"), "max_seq_length": LENGTH, "preprocessing_num_workers": 1}
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "one")
+    corpus.prepare(corpus.Prepare(train_file=[str(tmp_path / "here")], **settings))
+    whole = files_of(tmp_path / "one" / "hf_tiny_blocks")
+    assert len(whole) == 2 * 2 * 5 and sum(map(len, whole.values())) > 50_000
+
+    shutil.copytree(tmp_path / "here", tmp_path / "there")  # another machine: another folder, the same times
+    for number, (part, folder) in enumerate([("3/4", "there"), ("1/4", "here"), ("4/4", "here"), ("2/4", "there")]):
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / f"machine-{number}")
+        corpus.prepare(corpus.Prepare(part=part, train_file=[str(tmp_path / folder)], **settings))
+        made = files_of(tmp_path / f"machine-{number}" / "hf_tiny_blocks")
+        assert made.items() < whole.items()
+        assert f"train: part {part} is in" in capsys.readouterr().out
+        shutil.copytree(tmp_path / f"machine-{number}", tmp_path / "shared", dirs_exist_ok=True)
+    assert files_of(tmp_path / "shared" / "hf_tiny_blocks") == whole
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "shared")
+    monkeypatch.setattr(corpus, "_pack", lambda *_: pytest.fail("packed again"))
+    loaded = tokenizer_module.load_tokenizer(corpus.Prepare(**settings), list, "")
+    blocks = load_blocks(arguments(str(tmp_path / "here")), loaded, seed=42)
+    assert len(blocks["train"]) > 200 and len(blocks["validation"]) > 5
+    for part in ("0/4", "5/4", "2", "a/b", "-1/4"):
+        with pytest.raises(InputError, match="the parts of 16 are 1/16, 2/16 and so on"):
+            corpus.prepare(corpus.Prepare(part=part))
+
+
+def test_a_file_that_was_begun_is_made_again(write, tokenizer, monkeypatch, tmp_path):
+    monkeypatch.setattr(corpus, "SHARD_BYTES", 8000)
+    path = write("a.txt", "\n".join(sentences(900)))
+    pack, left = corpus._pack, iter([True, True, False])
+
+    def dying(*parts):
+        if not next(left):
+            raise KeyboardInterrupt
+        return pack(*parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "_pack", dying)
+        with pytest.raises(KeyboardInterrupt):
+            load_blocks(arguments(path), tokenizer)
+    made = files_of(tmp_path / "cache")
+    assert sum(name.endswith(".arrow") for name in made) == 2
+    blocks = load_blocks(arguments(path), tokenizer)
+    assert files_of(tmp_path / "cache").items() > made.items()
+    expected = load_blocks(arguments(path, overwrite_cache=True), tokenizer)
+    assert rows(blocks["train"]) == rows(expected["train"])
 
 
 def test_special_tokens_in_the_text_are_text(write, tokenizer):

@@ -25,6 +25,7 @@ import test_models
 import tiny_run
 import torch
 import yaml
+from datasets import Dataset
 from hub_server import HubServer
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -299,6 +300,40 @@ def test_folders_that_cannot_be_pushed(hub, folder, told):
         assert message in reasons[str(folder / name)]
         assert not hub.place("models", f"someone/{name}").exists()
     assert hub.files("someone/repaired")["model.safetensors"] == weights
+
+
+# Data
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_data_set_is_read_from_the_hub(hub, folder, kind, streaming):
+    """Both give the same text, in private repositories too; a stream downloads no file as a whole."""
+    lines = tiny_run.write_text(folder / "rows.txt").read_text(encoding="utf-8").splitlines()
+    repo = f"someone/{kind}-{streaming}"
+    files = {}
+    for number in range(3):
+        path = folder / f"train-{number}.{kind}"
+        rows = Dataset.from_dict({"body": lines[number::3]})
+        rows.to_json(path, force_ascii=False) if kind == "jsonl" else rows.to_parquet(path, batch_size=40)
+        files[f"data/train-{number}.{kind}"] = path.read_bytes()
+    files[f"data/validation-0.{kind}"] = files[f"data/train-0.{kind}"]
+    hub.add(repo, files, "datasets", private=True)
+    run = folder / repo
+    flags = tiny_run.flags(
+        output_dir=run, dataset_name=repo, text_column="body", max_steps=3, max_seq_length=32, vocab_size=300,
+        per_device_train_batch_size=4, max_eval_samples=8, streaming=streaming,
+    )  # fmt: skip
+    ended = start(folder, tiny_run.run_plain, "pretrain_electra", *flags)
+    assert ended.code == 0, ended.err
+    assert json.loads((run / "all_results.json").read_text())["train_tokens"] == 3 * 4 * 32
+    assert len(json.loads((run / "tokenizer.json").read_text())["model"]["vocab"]) == 195
+    kept = Path(os.environ["HF_HOME"]) / "hub" / f"datasets--{repo.replace('/', '--')}"
+    size = sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
+    assert (size < 1000) == streaming and sum(map(len, files.values())) > 10_000
+    other = tiny_run.flags(output_dir=folder / "other", text_column="text")
+    refused = start(folder, tiny_run.run_plain, "pretrain_electra", *flags, *other)
+    assert refused.code == 2 and "only 'body'" in refused.err
 
 
 # From the recipes

@@ -43,6 +43,7 @@ def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     (folder / "recipes").symlink_to(ROOT / "recipes")
     (folder / "my_texts").mkdir()
+    (folder / "more_texts").mkdir()
     words = [
         "모델은",
         "문장을",
@@ -61,6 +62,7 @@ def home(tmp_path_factory) -> Path:
     ]
     text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(300))
     (folder / "my_texts" / "one.txt").write_text(text, encoding="utf-8")
+    (folder / "more_texts" / "two.txt").write_text(text[::-1], encoding="utf-8")
     for number in range(40):
         label, colour = ("cat", 40 + number) if number % 2 else ("sky", 200 - number)
         for path in (folder / "my_pictures", folder / "my_classes" / label):
@@ -77,7 +79,7 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
 
 def test_the_commands_of_the_readme_run(home):
     launches = commands("accelerate launch")
-    assert len(launches) == 12
+    assert len(launches) == 13
     corpus = ["--train_file", "my_texts/"]
     for line in launches:
         words = shlex.split(line)
@@ -89,6 +91,7 @@ def test_the_commands_of_the_readme_run(home):
         "mine",
         "two",
         "four",
+        "streamed",
         "reviews",
         "names",
         "trees",
@@ -98,6 +101,13 @@ def test_the_commands_of_the_readme_run(home):
         "classes",
     ):
         assert (home / "runs" / folder / "model.safetensors").exists()
+
+    parts = commands("python -m hf_tiny.data.corpus prepare")
+    assert len(parts) == 2
+    for line in parts:
+        done = run([sys.executable, *shlex.split(line)[1:]], home)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    assert done.stdout.count("all files are there") == 2
 
     for snippet, answer in zip(blocks("python"), ("'score'", "'relation'"), strict=True):
         done = run([sys.executable, "-c", snippet], home)

@@ -27,7 +27,23 @@ def uniform(seed: int, first: int, count: int, width: int) -> np.ndarray:
     return generator.random((count, padded))[:, :width]
 
 
-class Batches:
+class Source:
+    """What the training loop reads: `source[i]` is micro-batch i of an endless run, whoever asks. It has a
+    `batch_size` and a `fingerprint`, which says what a checkpoint belongs to."""
+
+    def epoch(self, index: int) -> float:
+        """How often the data has been seen before micro-batch `index`."""
+        return index / len(self)
+
+    def state_dict(self, index: int) -> dict:
+        """What this process must save to go on with micro-batch `index`: nothing, where going on is a seek."""
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        """What all processes saved."""
+
+
+class Batches(Source):
     """Micro-batch i holds the samples i * batch_size, i * batch_size + 1, ... of an endless run over shuffled epochs,
     or of the data in order, once, with `shuffle=False`.
 
@@ -61,7 +77,7 @@ class Batches:
         return self._order[place]
 
 
-class BucketedBatches:
+class BucketedBatches(Source):
     """Like `Batches`, for samples of different length: a micro-batch holds samples of about the same length, at most
     `batch_size` of them and at most `max_tokens` tokens with the padding (but always one sample).
 

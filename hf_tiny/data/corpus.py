@@ -1,7 +1,10 @@
 """Raw text to full blocks of tokens, `[CLS] A [SEP] B [SEP]`, cached as memory-mapped Arrow.
 
 A corpus is files; they are cut into shards by their content alone, and each shard is read, tokenized and packed by
-itself. The blocks therefore do not depend on the number of processes that make them.
+itself. The blocks, and the files that hold them, therefore do not depend on who makes them: one process, several, or
+machines that know nothing of each other, each with its part of the work (of parts 1 to 16, here the third):
+
+python -m hf_tiny.data.corpus prepare --part 3/16 --train_file my_texts/ --tokenizer_name runs/mine --max_seq_length 128
 """
 
 import csv
@@ -9,14 +12,19 @@ import hashlib
 import json
 import logging
 import math
+import multiprocessing
 import os
-import shutil
 import sys
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import ClassVar
 
 import datasets
 import numpy as np
@@ -24,12 +32,15 @@ import pyarrow as pa
 import pyarrow.parquet
 import tokenizers
 from accelerate import PartialState
-from datasets.exceptions import DatasetGenerationError
+from datasets.table import MemoryMappedTable, concat_tables
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from hf_tiny import arguments as flags
 from hf_tiny.arguments import flag
 from hf_tiny.data import builtin, files
 from hf_tiny.errors import InputError
+from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +48,12 @@ FORMAT_VERSION = 1  # Raise it when the same text and settings give other blocks
 SUPPORTED = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLE_BY = ("line", "paragraph", "document")
 SHARD_BYTES = 4 << 20
+MOST_FILES = 256  # that hold the blocks of a split: enough for many machines, few enough to keep them all open
+FEW_SHARDS, FEW_CHARACTERS = 50, 16_000_000  # of a stream, for the vocabulary
 PIECE_BYTES = 1 << 16  # Longer documents of a text file are read in pieces.
 BATCH_CHARACTERS = 1 << 18
 FEW_DOCUMENTS = 100
+HUB = ".hub"  # stands where a file has its suffix: this is a data set of the Hub, to be streamed
 ONE_SEGMENT = 0.1  # The share of blocks with one segment, as in the original ELECTRA.
 
 
@@ -62,6 +76,12 @@ class CorpusArguments:
     )
     preprocessing_num_workers: int | None = flag(None, "Processes; all cores by default.")
     overwrite_cache: bool = flag(False, "Pack the blocks again.")
+    streaming: bool = flag(False, "Read and pack the text while training, and keep nothing of it on the disk.")
+    shuffle_buffer_size: int = flag(4096, "Of a stream: blocks that are shuffled together.")
+    dataset_weights: list[float] | None = flag(
+        None, "Of a stream: the share of each --train_file entry in the blocks, such as 0.7 0.3."
+    )
+    dataloader_num_workers: int = flag(0, "Of a stream: processes beside each training process that read and pack.")
 
     @property
     def corpus_name(self) -> str:
@@ -71,7 +91,8 @@ class CorpusArguments:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a file: bytes [start, stop) of text, row groups [start, stop) of a table."""
+    """A part of a file: bytes [start, stop) of text, row groups [start, stop) of a table. Of a data set that is
+    streamed from the Hub, shard `start`."""
 
     path: str
     changed: int
@@ -111,42 +132,63 @@ Texts = Iterator[tuple[bool, str]]  # Whether a document starts here, and text o
 
 
 def documents(arguments: CorpusArguments, split: str = "train") -> Iterator[str]:
-    """The texts of a split one by one. A very long document comes in several pieces."""
+    """The texts of a split one by one, of a stream some of them. A very long document comes in several pieces."""
     shards, rules = _plan(arguments)[split]
+    if arguments.streaming:
+        shards = shards[:: max(1, len(shards) // FEW_SHARDS)]
     for shard in shards:
+        left = FEW_CHARACTERS / len(shards) if arguments.streaming else math.inf
         for _, text in _split_texts(shard, rules, split, Counter()):
             yield text
+            left -= len(text)
+            if left <= 0:
+                break
 
 
 def fingerprint(arguments: CorpusArguments) -> str:
     """Changes when a training file does, or how it is read."""
     with PartialState().local_main_process_first():  # planning may have to write the built-in corpus first
-        return hashlib.sha256(repr(_plan(arguments)["train"]).encode()).hexdigest()[:32]
+        shards, rules = _plan(arguments)["train"]
+    return _digest(shards, rules)
 
 
 def load_blocks(arguments: CorpusArguments, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> datasets.DatasetDict:
     """`train` and `validation` with columns `input_ids` and `segment_start`, where token type 1 begins."""
     blocks = datasets.DatasetDict()
     with PartialState().local_main_process_first():
-        for split, (shards, rules) in _plan(arguments).items():
-            special = tokenizer.cls_token_id, tokenizer.sep_token_id
-            backend = tokenizer.backend_tokenizer.to_str()
-            packing = Packing(split, rules, arguments.max_seq_length, *special, seed, backend)
+        for split, (shards, packing) in plan_packing(arguments, tokenizer, seed).items():
             blocks[split] = _packed(shards, packing, arguments)
     return blocks
+
+
+def plan_packing(
+    arguments: CorpusArguments, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> dict[str, tuple[list[Shard], Packing]]:
+    """The shards of each split, and how they become blocks."""
+    special = tokenizer.cls_token_id, tokenizer.sep_token_id
+    backend = tokenizer.backend_tokenizer.to_str()
+    return {
+        split: (shards, Packing(split, rules, arguments.max_seq_length, *special, seed, backend))
+        for split, (shards, rules) in _plan(arguments).items()
+    }
 
 
 # From arguments to shards
 
 
+def _digest(shards: Sequence[Shard], how: Rules | Packing) -> str:
+    """The folder of a file may change, its name and time may not: copies on other machines give the same."""
+    known = [[replace(stretch, path=Path(stretch.path).name) for stretch in shard] for shard in shards]
+    return hashlib.sha256(repr((known, how)).encode()).hexdigest()[:32]
+
+
 def _plan(arguments: CorpusArguments) -> dict[str, tuple[list[Shard], Rules]]:
     """The shards of each split and how to read them."""
     _check(arguments)
-    train_files, validation_files = _files(arguments)
-    shards = _shards(train_files, arguments.sample_by)
+    shards, validation_shards = _split_shards(arguments)
     rules = Rules(arguments.text_column, arguments.sample_by, arguments.encoding_errors, 0.0, True)
-    if validation_files:
-        return {"train": (shards, rules), "validation": (_shards(validation_files, arguments.sample_by), rules)}
+    if validation_shards:
+        return {"train": (shards, rules), "validation": (validation_shards, rules)}
     if not 0 < arguments.validation_split_percentage < 100:
         raise InputError(
             f"--validation_split_percentage {arguments.validation_split_percentage:g}: a run needs text to train on "
@@ -170,21 +212,39 @@ def _check(arguments: CorpusArguments) -> None:
         raise InputError("--validation_file needs --train_file or --dataset_name beside it.")
 
 
-def _files(arguments: CorpusArguments) -> tuple[list[str], list[str]]:
-    validation_files = files.expand(arguments.validation_file or [], "--validation_file", SUPPORTED)
+def _split_shards(arguments: CorpusArguments) -> tuple[list[Shard], list[Shard]]:
+    """To train on and, if there is text for that, to evaluate on."""
+    cut = partial(_shards, sample_by=arguments.sample_by)
+    validation_shards = cut(files.expand(arguments.validation_file or [], "--validation_file", SUPPORTED))
     if arguments.train_file:
-        return files.expand(arguments.train_file, "--train_file", SUPPORTED), validation_files
+        return cut(files.expand(arguments.train_file, "--train_file", SUPPORTED)), validation_shards
     if arguments.dataset_name:
-        train_files, own_validation_files = _dataset_files(arguments)
-        return train_files, validation_files or own_validation_files
-    return builtin.corpus_files()
+        train_shards, own_validation_shards = _dataset_shards(arguments)
+        return train_shards, validation_shards or own_validation_shards
+    train_files, validation_files = builtin.corpus_files()
+    return cut(train_files), cut(validation_files)
 
 
-def _dataset_files(arguments: CorpusArguments) -> tuple[list[str], list[str]]:
-    """The Arrow files in which `datasets` keeps the data set."""
-    splits = files.load_hub(arguments.dataset_name, arguments.dataset_config_name)
-    found = {split: [file["filename"] for file in dataset.cache_files] for split, dataset in splits.items()}
+def _dataset_shards(arguments: CorpusArguments) -> tuple[list[Shard], list[Shard]]:
+    """Of the Arrow files in which `datasets` keeps the data set, or of the stream of it."""
+    name, config = arguments.dataset_name, arguments.dataset_config_name
+    if arguments.streaming:
+        splits = _hub_stream(name, config)
+        paths = {split: f"{name}:{config or ''}:{split}{HUB}" for split in splits}
+        found = {s: [(Stretch(paths[s], 0, i, i, i + 1, 0),) for i in range(d.num_shards)] for s, d in splits.items()}
+    else:
+        splits = files.load_hub(name, config)
+        paths = {split: [file["filename"] for file in dataset.cache_files] for split, dataset in splits.items()}
+        found = {
+            split: _shards(paths[split], arguments.sample_by) for split in ("train", "validation") if split in paths
+        }
     return found["train"], found.get("validation", [])
+
+
+@lru_cache(maxsize=8)
+def _hub_stream(name: str, config: str | None) -> dict[str, datasets.IterableDataset]:
+    """The splits, in as many shards as their files allow (of Parquet, a row group is one)."""
+    return {split: data.reshard() for split, data in files.load_hub(name, config, streaming=True).items()}
 
 
 def _shards(paths: list[str], sample_by: str) -> list[Shard]:
@@ -306,10 +366,8 @@ def _read_json(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
                 raise InputError(f"{_place(stretch, offset)}: not JSON: {error}. A line must be an object.") from None
             if not isinstance(row, dict):
                 raise InputError(f"{_place(stretch, offset)}: not a JSON object. A line must be an object.")
-            if rules.text_column not in row:
-                raise _no_column(_place(stretch, offset), rules, row)
-            if not isinstance(row[rules.text_column], str | None):
-                raise InputError(f"{_place(stretch, offset)}: {rules.text_column!r} must be text in double quotes.")
+            if not isinstance(row.get(rules.text_column, 0), str | None):
+                raise _no_text(_place(stretch, offset), rules, row)
             yield from _cells([row[rules.text_column]], counts)
 
 
@@ -339,6 +397,15 @@ def _read_arrow(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
             yield from _cells((value.as_py() for value in batch[rules.text_column]), counts)
 
 
+def _read_hub(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
+    name, config, split = stretch.path.removesuffix(HUB).rsplit(":", 2)
+    data = _hub_stream(name, config or None)[split]
+    for number, row in enumerate(data.shard(data.num_shards, stretch.start)):
+        if not isinstance(row.get(rules.text_column, 0), str | None):
+            raise _no_text(f"{name}, {split}, shard {stretch.start}, row {number}", rules, row)
+        yield from _cells([row[rules.text_column]], counts)
+
+
 def _check_schema(schema: pa.Schema, stretch: Stretch, rules: Rules) -> None:
     if rules.text_column not in schema.names:
         raise _no_column(stretch.path, rules, schema.names)
@@ -366,6 +433,7 @@ READERS = {
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,
+    HUB: _read_hub,
 }
 
 
@@ -397,6 +465,12 @@ def _place(stretch: Stretch, offset: int) -> str:
     return f"{stretch.path}:{lines_before + 1}"
 
 
+def _no_text(place: str, rules: Rules, row: dict) -> InputError:
+    if rules.text_column not in row:
+        return _no_column(place, rules, row)
+    return InputError(f"{place}: {rules.text_column!r} must be text in double quotes.")
+
+
 def _no_column(place: str, rules: Rules, columns: Iterable[str]) -> InputError:
     return InputError(
         f"{place}: there is no column {rules.text_column!r}, only {', '.join(map(repr, columns))}. "
@@ -408,40 +482,61 @@ def _no_column(place: str, rules: Rules, columns: Iterable[str]) -> InputError:
 
 
 def _packed(shards: list[Shard], packing: Packing, arguments: CorpusArguments) -> datasets.Dataset:
-    fingerprint = hashlib.sha256(repr((shards, packing)).encode()).hexdigest()[:32]
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_blocks" / fingerprint
-    if arguments.overwrite_cache and PartialState().is_local_main_process:
-        shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    processes = min(arguments.preprocessing_num_workers or os.cpu_count(), len(shards))
+    targets = _targets(shards, packing)
+    folder = next(iter(targets)).parent
+    again = arguments.overwrite_cache and PartialState().is_local_main_process
+    _write({target: part for target, part in targets.items() if again or not target.exists()}, packing, arguments)
+    if not _counts(folder)["blocks"]:
+        raise _too_short(folder, packing)
+    if PartialState().is_main_process:
+        _log_counts(folder, packing)
+    table = concat_tables([MemoryMappedTable.from_file(str(target)) for target in targets])
+    return datasets.Dataset(table, split=datasets.Split(packing.split), fingerprint=folder.name)
+
+
+def _targets(shards: list[Shard], packing: Packing) -> dict[Path, list[tuple[int, Shard]]]:
+    """The files of a split in the cache, and the numbered shards that each is made of."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_blocks" / _digest(shards, packing)
+    parts = np.array_split(np.arange(len(shards)), max(1, min(len(shards), MOST_FILES)))
+    names = (f"{packing.split}-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts)))
+    return {
+        folder / name: [(number, shards[number]) for number in part.tolist()]
+        for name, part in zip(names, parts, strict=True)
+    }
+
+
+def _write(targets: dict[Path, list[tuple[int, Shard]]], packing: Packing, arguments: CorpusArguments) -> None:
+    processes = min(arguments.preprocessing_num_workers or os.cpu_count(), len(targets))
     if processes > 1:
         # Each process tokenizes in one thread. It must be said before they fork: threads do not survive that.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with (
+        ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) if processes > 1 else nullcontext() as pool
+    ):
+        written = (pool.map if pool else map)(partial(_write_file, packing), targets.keys(), targets.values())
+        for _ in tqdm(written, f"Packing {packing.split}", len(targets), unit=" files", disable=not targets):
+            pass
+
+
+def _write_file(packing: Packing, target: Path, shards: list[tuple[int, Shard]]) -> None:
+    """Complete or absent; the counts are written first."""
     ids = datasets.List(datasets.Value("int32"), length=packing.length)
+    schema = datasets.Features(input_ids=ids, segment_start=datasets.Value("int32")).arrow_schema
+    counts = Counter(blocks=0)
+    blocks = chain.from_iterable(pack_shard(number, shard, packing, counts) for number, shard in shards)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
-        dataset = datasets.Dataset.from_generator(
-            _blocks,
-            features=datasets.Features(input_ids=ids, segment_start=datasets.Value("int32")),
-            cache_dir=str(folder),
-            gen_kwargs={"shards": list(enumerate(shards)), "packing": packing, "folder": folder},
-            num_proc=processes if processes > 1 else None,
-            split=datasets.Split(packing.split),
-            fingerprint=fingerprint,
-        )
-    except DatasetGenerationError:
-        # An exception loses its cause on the way from another process, so the message comes in a file.
-        messages = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.error"))]
-        shutil.rmtree(folder)
-        if messages:
-            raise InputError(messages[0]) from None
-        raise
-    except ValueError:  # This is how `datasets` says that there are no rows.
-        if _counts(folder)["blocks"]:
-            raise
-        raise _too_short(folder, packing) from None
-    if PartialState().is_main_process:
-        _log_counts(folder, packing)
-    return dataset
+        with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            while rows := list(islice(blocks, 1000)):
+                tokens = pa.array(np.concatenate([row["input_ids"] for row in rows]))
+                starts = pa.array([row["segment_start"] for row in rows], pa.int32())
+                columns = [pa.FixedSizeListArray.from_arrays(tokens, packing.length), starts]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        target.with_suffix(".json").write_text(json.dumps(counts))
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _too_short(folder: Path, packing: Packing) -> InputError:
@@ -467,23 +562,26 @@ def _log_counts(folder: Path, packing: Packing) -> None:
             logger.warning(f"{packing.split}: {counts[what]:,} {what} in its files")
 
 
-def _blocks(shards: list[tuple[int, Shard]], packing: Packing, folder: Path) -> Iterator[dict]:
-    tokenizer = tokenizers.Tokenizer.from_str(packing.tokenizer)
+def pack_shard(
+    number: int, shard: Shard, packing: Packing, counts: Counter, turn: int = 0, of: int = 1
+) -> Iterator[dict]:
+    """The blocks of a shard, or of each `of`-th text of it from `turn` on."""
+    tokenizer, starts_word = _backend(packing.tokenizer)
+    random = np.random.default_rng([packing.seed, number] if of == 1 else [packing.seed, number, turn])
+    texts = islice(_split_texts(shard, packing.rules, packing.split, counts), turn, None, of)
+    yield from _pack(_tokenized(texts, tokenizer), packing, starts_word, random, counts)
+
+
+@lru_cache(maxsize=2)
+def _backend(content: str) -> tuple[tokenizers.Tokenizer, np.ndarray]:
+    """A tokenizer that only tokenizes, and whether each of its tokens starts a word."""
+    tokenizer = tokenizers.Tokenizer.from_str(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "[SEP]" in the text is text.
     starts_word = np.ones(tokenizer.get_vocab_size(), dtype=bool)
     starts_word[[number for token, number in tokenizer.get_vocab().items() if token.startswith("##")]] = False
-    for number, shard in shards:
-        counts = Counter()
-        random = np.random.default_rng([packing.seed, number])
-        try:
-            texts = _split_texts(shard, packing.rules, packing.split, counts)
-            yield from _pack(_tokenized(texts, tokenizer), packing, starts_word, random, counts)
-        except InputError as error:
-            (folder / f"{number:06d}.error").write_text(str(error), encoding="utf-8")
-            raise
-        (folder / f"{number:06d}.json").write_text(json.dumps(counts))
+    return tokenizer, starts_word
 
 
 def _tokenized(texts: Texts, tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[bool, list[int]]]:
@@ -529,7 +627,7 @@ def _pack(
         if done:
             del tokens[:done]
             starts = [place - done for place in starts if place > done]
-    counts["tokens left over"] = len(tokens)
+    counts["tokens left over"] += len(tokens)
 
 
 def _segment_cut(content: list[int], starts: list[int], starts_word: np.ndarray, random: np.random.Generator) -> int:
@@ -541,3 +639,51 @@ def _segment_cut(content: list[int], starts: list[int], starts_word: np.ndarray,
     cut = int(random.integers(low, high + 1))
     words = np.flatnonzero(starts_word[content[cut : high + 1]])
     return cut + int(words[0]) if len(words) else cut
+
+
+# In parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare(TokenizerArguments, CorpusArguments):
+    """Pack a part of a corpus into the cache, where a run with the same text, tokenizer, length and seed finds it."""
+
+    SIZES: ClassVar[dict[str, dict]] = {}
+
+    part: str = flag("1/1", "3/16 is the third of 16 parts, which are 1/16 to 16/16. The order does not matter.")
+    seed: int = flag(42, "The run's.")
+
+
+def prepare(arguments: Prepare) -> None:
+    number, slash, parts = arguments.part.partition("/")
+    if not (slash and number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+        raise InputError(f"--part {arguments.part}: the parts of 16 are 1/16, 2/16 and so on to 16/16.")
+    if arguments.streaming:
+        raise InputError("--streaming keeps nothing on the disk: there is nothing to prepare.")
+    length = max(512, arguments.max_seq_length)
+    texts = partial(documents, arguments)
+    tokenizer = load_tokenizer(arguments, texts, fingerprint(arguments), model_max_length=length)
+    for split, (shards, packing) in plan_packing(arguments, tokenizer, arguments.seed).items():
+        targets = _targets(shards, packing)
+        mine = dict(islice(targets.items(), int(number) - 1, None, int(parts)))
+        _write(
+            {path: part for path, part in mine.items() if arguments.overwrite_cache or not path.exists()},
+            packing,
+            arguments,
+        )
+        missing = sum(not target.exists() for target in targets)
+        state = f"{missing} of the {len(targets)} files are still to come" if missing else "all files are there"
+        print(f"{split}: part {arguments.part} is in {next(iter(targets)).parent}; {state}.")
+
+
+def main() -> None:
+    if sys.argv[1:2] != ["prepare"]:
+        sys.exit("usage: python -m hf_tiny.data.corpus prepare --part 3/16 [--train_file ...]; --help lists every flag")
+    try:
+        prepare(flags.parse(Prepare, sys.argv[2:]))
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

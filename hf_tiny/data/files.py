@@ -77,10 +77,10 @@ def decode(raw: bytes, offset: int, place: Callable[[], str], encoding_errors: s
     return text.removeprefix("\ufeff") if offset == 0 else text
 
 
-def load_hub(name: str, config: str | None) -> datasets.DatasetDict:
+def load_hub(name: str, config: str | None, streaming: bool = False) -> datasets.DatasetDict:
     """The splits of a data set on the Hub; `train` is one of them."""
     try:
-        splits = datasets.load_dataset(name, config)
+        splits = datasets.load_dataset(name, config, streaming=streaming)
     except (OSError, ValueError, DatasetGenerationError) as error:
         raise InputError(f"--dataset_name {name}: it could not be loaded: {error}") from error
     if "train" not in splits:
