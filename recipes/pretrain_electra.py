@@ -13,6 +13,7 @@ from hf_tiny.arguments import flag
 from hf_tiny.data.collate import Batches, MaskTokens
 from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint, load_blocks
 from hf_tiny.metrics import CollapseWarning, Evaluation, collect_electra, compute_electra
+from hf_tiny.objectives import ObjectiveArguments, start_objective
 from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
 from hf_tiny.train import TrainConfig, run, train
 
@@ -39,7 +40,7 @@ PAPER = {"warmup_steps": 10_000.0, "vocab_size": 30522, "position_embedding_type
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
+class Recipe(ObjectiveArguments, TokenizerArguments, CorpusArguments, TrainConfig):
     """Pretrain ELECTRA from raw text."""
 
     SIZES: ClassVar[dict[str, dict]] = {
@@ -63,7 +64,7 @@ class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
     max_eval_samples: int = flag(1024, "Held-out blocks to evaluate on.")
 
 
-def main(recipe: Recipe) -> None:
+def main(recipe: Recipe) -> dict[str, float]:
     length = max(512, recipe.max_seq_length)
     tokenizer = load_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe), model_max_length=length)
     blocks = load_blocks(recipe, tokenizer, recipe.seed)
@@ -72,9 +73,13 @@ def main(recipe: Recipe) -> None:
     batches = Batches(blocks["train"], mask, recipe.per_device_train_batch_size, recipe.seed)
     held_out_batches = Batches(held_out, mask, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     model = HfTinyElectraForPreTraining(model_config(recipe, len(tokenizer), tokenizer.pad_token_id))
+    groups, stages = start_objective(model, recipe)
     evaluate = Evaluation(held_out_batches, collect_electra, compute_electra(model.config.discriminator_weight))
     about = {"pipeline_tag": "fill-mask", "data": recipe.corpus_name}
-    train(model, batches, recipe, evaluate=evaluate, callbacks=[CollapseWarning()], processor=tokenizer, card=about)
+    callbacks = [CollapseWarning(), stages]
+    return train(
+        model, batches, recipe, evaluate=evaluate, groups=groups, callbacks=callbacks, processor=tokenizer, card=about
+    )
 
 
 def model_config(recipe: Recipe, vocab_size: int, pad_token_id: int = 0) -> HfTinyElectraConfig:
