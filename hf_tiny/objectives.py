@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from .arguments import flag
 from .errors import InputError
-from .models.electra import OBJECTIVES, HfTinyElectraForPreTraining
+from .models.electra import OBJECTIVES, HfTinyElectraConfig, HfTinyElectraForPreTraining
 from .optim import parameter_groups
 from .train import Callback, TrainState
 
@@ -69,6 +70,22 @@ def start_objective(model: HfTinyElectraForPreTraining, recipe) -> tuple[list[di
     groups = [{**group, "stop": switch} for group in parameter_groups(first, recipe.weight_decay)]
     groups += [{**group, "start": switch} for group in parameter_groups(second, recipe.weight_decay)]
     return groups, Stages(model, name, switch)
+
+
+def flops_per_token(config: HfTinyElectraConfig, recipe) -> float:
+    """Of a training step, forward and backward. The stages of two_stage count as equally long, of others the last."""
+    with torch.random.fork_rng():
+        model = HfTinyElectraForPreTraining(config)
+    ids = torch.arange(recipe.max_seq_length)[None] % config.vocab_size
+    labels = torch.where(ids < recipe.mlm_probability * ids.numel(), ids, -100)
+    stages = start_objective(model, recipe)[1].stages
+    found = []
+    for stage in stages if recipe.objective == "two_stage" else stages[-1:]:
+        model.objective = OBJECTIVES[stage]
+        with FlopCounterMode(display=False) as counter:
+            model(ids, labels=labels, sampling_noise=torch.full(ids.shape, 0.5)).loss.backward()
+        found.append(counter.get_total_flops() / ids.numel())
+    return sum(found) / len(found)
 
 
 class Stages(Callback):
