@@ -64,7 +64,11 @@ def compare(folder: Path, rows: dict[str, Row], figures: dict[str, Figure]) -> d
         cells = {}
         for title, figure in figures.items():
             value, spread = results[figure.name], results[f"{figure.name}_std"]
-            cells[title] = f"{value:,.6g}" if figure.higher_is_better is None else f"{value:.2f} ± {spread:.2f}"
+            cells[title] = (
+                f"{value:,.3f}".rstrip("0").rstrip(".")
+                if figure.higher_is_better is None
+                else f"{value:.2f} ± {spread:.2f}"
+            )
             if title in claimed:
                 cells[f"{title}, paper"] = f"{rows[name].paper.get(title, '')}"
         cells |= {f"{title}: as there?": verdict(found, rows, name, title, one) for title, one in claimed.items()}

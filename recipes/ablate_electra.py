@@ -62,8 +62,10 @@ class Recipe(pretrain_electra.Recipe):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    if recipe.resume_from_checkpoint:
-        raise InputError("An ablation goes on by itself with the rows that are not finished: leave out the checkpoint.")
+    if recipe.model_name_or_path or recipe.resume_from_checkpoint:
+        raise InputError(
+            "An ablation trains from scratch: leave out --model_name_or_path and --resume_from_checkpoint."
+        )
     run_rows(pretrain_and_judge, recipe, ROWS, recipe.rows)
     sets = {name: Figure(f"score_{name}", True) for name in judges(recipe)}
     return compare(Path(recipe.output_dir), ROWS, {"score": Figure("score", True), **sets, **FACTS})
