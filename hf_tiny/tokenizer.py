@@ -342,3 +342,16 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
             "Use a larger --vocab_size."
         )
     return [SPACE, *(character for character in kept if character != SPACE)]
+
+
+def fertility(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> dict[str, float]:
+    """Tokens per word (between spaces), the share of tokens that stand for nothing known, and that of single bytes."""
+    counts = Counter()
+    for text in texts:
+        tokens = tokenizer.tokenize(text)
+        counts["words"] += len(text.split())
+        counts["tokens"] += len(tokens)
+        counts["unknown"] += tokens.count(tokenizer.unk_token)
+        counts["bytes"] += sum(token.startswith("<0x") for token in tokens)
+    per = {"tokens per word": "words", "unknown": "tokens", "bytes": "tokens"}
+    return {name: counts[name.split()[0]] / counts[total] for name, total in per.items()}

@@ -1,8 +1,10 @@
 """ELECTRA's objectives: their gradients, their stages, and that processes and resumes change nothing of them."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,7 +15,7 @@ from tiny_run import ToyRecipe, assert_same_training, largest_difference, weight
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError, hub
 from hf_tiny.models.electra import ENTROPY_WEIGHT, OBJECTIVES
-from hf_tiny.objectives import NAMES, ObjectiveArguments, start_objective
+from hf_tiny.objectives import NAMES, ObjectiveArguments, flops_per_token, start_objective
 from hf_tiny.train import run, train
 
 EQUAL = {"sharing": "none", "generator_size": 1}
@@ -241,3 +243,68 @@ def test_refusals():
     with pytest.raises(InputError, match="must leave some of --max_steps"):
         start_objective(model(sharing="none"), Recipe(objective="two_stage", max_steps=-1))
     assert set(NAMES) - {"two_stage"} == OBJECTIVES.keys() - {"rtd"}
+
+
+# The ablation
+
+
+def test_an_ablation_at_equal_flops(tmp_path):
+    """Rows by themselves and again, judged by two sets; what is compared with what is in the table."""
+    text = tiny_run.write_text(tmp_path / "text.txt")
+    words = {"a": "the old ship sails", "b": "quiet birds carry letters"}
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(f"{words[k]}\t{k}\n" for k in "ab" * 20))
+        flags = {"train_file": [str(tmp_path / f"{name}.tsv")], "max_steps": 2}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(flags))
+    judges = [
+        "--classify",
+        tmp_path / "one.yaml",
+        tmp_path / "two.yaml",
+        "--seeds",
+        2,
+        "--output_dir",
+        tmp_path / "out",
+    ]
+    common = ["--train_file", text, "--vocab_size", 200, "--max_steps", 4, "--max_seq_length", 16, *judges]
+
+    def ablate(*rows) -> tiny_run.Ended:
+        return tiny_run.start(
+            tmp_path, tiny_run.run_plain, "ablate_electra", *map(str, [*common, "--rows", *rows])
+        ).wait()
+
+    first = ablate("base")
+    assert first.code == 0, first.err
+    second = ablate("base", "share_all", "generator_1")
+    assert second.code == 0, second.err
+    assert second.out.count("is finished") == 1
+    table = {row["what"]: row["figures"] for row in json.loads((tmp_path / "out/table.json").read_text())}
+    assert list(table) == ["base", "generator_1", "share_all"]  # in the recipe's order
+    assert float(table["generator_1"]["steps"]) < float(table["base"]["steps"]) == 4
+    assert {"one", "two", "score"} <= table["base"].keys()
+    assert table["share_all"]["score, paper"] == "better (84.4 : 84.3)"
+    assert " than generator_1" in table["share_all"]["score: as there?"]
+    results = json.loads((tmp_path / "out/share_all/all_results.json").read_text())
+    assert results["score"] == pytest.approx((results["score_one"] + results["score_two"]) / 2)
+    recipe = (tmp_path / "out/share_all/seed-42/pretrained/recipe.yaml").read_text()
+    assert "sharing: all" in recipe and "classify" not in recipe  # pretrain_electra.py can read it
+    refused = ablate("base", "three_stage")
+    assert refused.code == 2 and "--rows three_stage" in refused.err
+
+
+def test_flops_are_those_of_the_products():
+    """By hand: 2 per multiplication and addition, three times over for what is trained, once for what is frozen."""
+    config = model(**EQUAL).config
+    recipe = Recipe(objective="mlm", max_steps=2)
+    recipe = SimpleNamespace(**vars(recipe), max_seq_length=16, mlm_probability=0.25)
+    size, inner, words, length = config.hidden_size, config.intermediate_size, config.vocab_size, 16
+    layer = 2 * (4 * size * size + 2 * size * inner)
+    head = 0.25 * 2 * (size * size + size * words)
+    judge = 2 * (size * size + size)
+    cost = {}
+    for name in ("joint", "two_stage"):
+        recipe.objective = name
+        cost[name] = flops_per_token(config, recipe)
+    attention = cost["joint"] - 3 * (2 * layer + head + judge)  # the scores, if they are counted
+    assert 0 <= attention <= 3 * 2 * 2 * 2 * 2 * size * length
+    stages = (3 * (layer + head) + (layer + head) + 3 * (layer + judge)) / 2
+    assert cost["two_stage"] == pytest.approx(stages + attention * 7 / 12, rel=0.02)
