@@ -18,16 +18,20 @@ from .train import TrainConfig, run_seeds
 BASE = "base"  # the row that the others are compared with
 
 
+CLAIMS = {"worse": -1, "same": 0, "better": 1}
+
+
 @dataclass(frozen=True)
 class Row:
-    settings: dict  # of the model, over those of the base
-    paper: dict[str, float]  # what the paper has for it
+    settings: dict  # over those of the base
+    paper: dict[str, float | str]  # what the paper has for it; a text begins with one of CLAIMS
+    against: str = BASE  # the row that it is compared with
 
 
 @dataclass(frozen=True)
 class Figure:
     name: str  # in all_results.json
-    higher_is_better: bool
+    higher_is_better: bool | None  # None: said, not judged
 
 
 def run_rows(main: Callable, recipe: TrainConfig, rows: dict[str, Row], chosen: list[str] | None) -> None:
@@ -54,13 +58,20 @@ def compare(folder: Path, rows: dict[str, Row], figures: dict[str, Figure]) -> d
     found = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     if BASE not in found:
         raise InputError(f"{folder / BASE} is not finished: the other rows are compared with it.")
+    claimed = {title: one for title, one in figures.items() if any(title in row.paper for row in rows.values())}
     table = []
     for name, results in found.items():
         cells = {}
         for title, figure in figures.items():
-            cells[title] = f"{results[figure.name]:.2f} ± {results[f'{figure.name}_std']:.2f}"
-            cells[f"{title}, paper"] = f"{rows[name].paper[title]:g}"
-        cells |= {f"{title}: as there?": verdict(found, rows, name, title, one) for title, one in figures.items()}
+            value, spread = results[figure.name], results[f"{figure.name}_std"]
+            cells[title] = (
+                f"{value:,.3f}".rstrip("0").rstrip(".")
+                if figure.higher_is_better is None
+                else f"{value:.2f} ± {spread:.2f}"
+            )
+            if title in claimed:
+                cells[f"{title}, paper"] = f"{rows[name].paper.get(title, '')}"
+        cells |= {f"{title}: as there?": verdict(found, rows, name, title, one) for title, one in claimed.items()}
         cells["minutes a run"] = f"{results['train_runtime'] / 60:.1f}"
         table.append({"what": name, "command": hub.command(), "seeds": results["seeds"], "figures": cells})
     lines = ["| " + " | ".join(("row", *table[0]["figures"])) + " |", "|---" * (1 + len(table[0]["figures"])) + "|"]
@@ -74,23 +85,26 @@ def compare(folder: Path, rows: dict[str, Row], figures: dict[str, Figure]) -> d
 
 
 def verdict(found: dict[str, dict], rows: dict[str, Row], name: str, title: str, figure: Figure) -> str:
-    """Whether the row is on the paper's side of the base; not said of a difference within the seeds' deviations."""
-    if name == BASE:
+    """Whether the row is on the paper's side of the one that it is compared with; a difference within the seeds'
+    deviations is too small to tell."""
+    other, claim = rows[name].against, rows[name].paper.get(title)
+    if name == other or claim is None or other not in found:
         return ""
-    here = found[name][figure.name] - found[BASE][figure.name]
-    there = rows[name].paper[title] - rows[BASE].paper[title]
-    noise = math.hypot(found[name][f"{figure.name}_std"], found[BASE][f"{figure.name}_std"])
-    worse = (here < 0) == figure.higher_is_better
-    said = f"{'worse' if worse else 'better'} by {abs(here):.2f}"
+    here = found[name][figure.name] - found[other][figure.name]
+    sign = 1 if figure.higher_is_better else -1
+    there = sign * CLAIMS[claim.split()[0]] if isinstance(claim, str) else claim - rows[other].paper[title]
+    noise = math.hypot(found[name][f"{figure.name}_std"], found[other][f"{figure.name}_std"])
+    said = f"{'worse' if here * sign < 0 else 'better'} by {abs(here):.2f}{'' if other == BASE else f' than {other}'}"
     if abs(here) <= noise:
-        return f"too close to tell ({said})"
+        return f"too small to tell ({said})"
     if there == 0:
-        return f"no: {said}, there the same"
-    return f"{'yes' if here * there > 0 else 'no'}: {said}"
+        return f"not seen: {said}, there the same"
+    return f"{'seen' if here * there > 0 else 'not seen'}: {said}"
 
 
 def _draw(path: Path, found: dict[str, dict], rows: dict[str, Row], figures: dict[str, Figure]) -> None:
     """Differences to the base as bars: ours, with the seeds' deviation, and the paper's."""
+    figures = {title: one for title, one in figures.items() if one.higher_is_better is not None}
     names = [name for name in found if name != BASE]
     figure, axes = plt.subplots(
         1, len(figures), figsize=(4.5 * len(figures), 1.5 + 0.45 * len(names)), sharey=True, layout="constrained"
@@ -99,7 +113,8 @@ def _draw(path: Path, found: dict[str, dict], rows: dict[str, Row], figures: dic
     for axis, (title, one) in zip(np.atleast_1d(axes), figures.items(), strict=True):
         ours = [found[name][one.name] - found[BASE][one.name] for name in names]
         spread = [math.hypot(found[name][f"{one.name}_std"], found[BASE][f"{one.name}_std"]) for name in names]
-        paper = [rows[name].paper[title] - rows[BASE].paper[title] for name in names]
+        known = {name: row.paper[title] for name, row in rows.items() if isinstance(row.paper.get(title, ""), float)}
+        paper = [known.get(name, known.get(BASE, 0.0)) - known.get(BASE, 0.0) for name in names]
         axis.barh(places - 0.2, ours, 0.38, xerr=spread, label="here", color="tab:blue")
         axis.barh(places + 0.2, paper, 0.38, label="paper", color="tab:orange")
         axis.axvline(0, color="black", linewidth=0.8)

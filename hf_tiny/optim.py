@@ -106,20 +106,20 @@ def layer_groups(
 
 
 def build_optimizer(model: nn.Module, config, groups: list[dict] | None = None) -> torch.optim.Optimizer:
-    """`groups`: what learns alike: "params", "weight_decay", and maybe "factor" (of the learning rate) and "start" (the
-    step before which nothing of it moves)."""
+    """`groups`: what learns alike: "params", "weight_decay", and maybe "factor" (of the learning rate), "start" (the step
+    before which nothing of it moves) and "stop" (the step from which on nothing does)."""
     groups = parameter_groups(model, config.weight_decay) if groups is None else groups
-    groups = [{"factor": 1.0, "start": 0, **group} for group in groups]
+    groups = [{"factor": 1.0, "start": 0, "stop": math.inf, **group} for group in groups]
     betas = (config.adam_beta1, config.adam_beta2)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
 
 
 def learning_rate(config, group: dict, step: int, max_steps: int) -> float:
-    """Of a group in a step: what starts late warms up when it starts, and ends with the others."""
-    start = group["start"]
-    if step < start:
+    """Of a group in a step: what starts late warms up when it starts, and ends with the others or at its own stop."""
+    start, stop = group["start"], min(max_steps, group.get("stop", max_steps))
+    if not start <= step < stop:
         return 0.0
-    schedule = learning_rate_factor(config.lr_scheduler_type, step - start, max_steps - start, config.warmup_steps)
+    schedule = learning_rate_factor(config.lr_scheduler_type, step - start, stop - start, config.warmup_steps)
     return config.learning_rate * group["factor"] * schedule
 
 
@@ -129,9 +129,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config, step: int, max_s
 
 
 def drop_frozen_gradients(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """What starts later has no gradient: it does not move, has no part in the norm that is clipped, and Adam knows
-    nothing of it yet. (With several processes, `requires_grad` must stay as it is for the whole run.)"""
+    """What starts later or has stopped has no gradient: it does not move or decay, has no part in the norm that is
+    clipped, and Adam learns nothing of it. (With several processes, `requires_grad` must stay as it is for the whole run.)"""
     for group in optimizer.param_groups:
-        if step < group["start"]:
+        if not group["start"] <= step < group["stop"]:
             for parameter in group["params"]:
                 parameter.grad = None

@@ -73,7 +73,7 @@ def load_tokenizer(
     """The tokenizer named in the arguments, else one trained on `texts()`. What was trained is kept in the cache, under
     the `fingerprint` of the texts and the settings."""
     if arguments.tokenizer_name:
-        return _load(arguments.tokenizer_name, needed_tokens)
+        return load_existing("--tokenizer_name", arguments.tokenizer_name, needed_tokens)
     _check(arguments)
     settings = [arguments.vocab_size, arguments.lowercase, arguments.strip_accents, arguments.unicode_form]
     if arguments.tokenizer_model != "wordpiece":
@@ -88,7 +88,7 @@ def load_tokenizer(
                 trained.save_pretrained(Path(unfinished) / "files")
                 with suppress(OSError):  # Another run may have been faster.
                     os.replace(Path(unfinished) / "files", folder)
-        return _load(str(folder), needed_tokens)
+        return load_existing("--tokenizer_name", str(folder), needed_tokens)
 
 
 def train_tokenizer(
@@ -129,6 +129,43 @@ def train_tokenizer(
         **{**SEQ2SEQ_TOKENS, "mask_token": AddedToken("<mask>", lstrip=True, special=True)},
         **frame,
     )
+
+
+def extend_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int, *, max_chars: int = 50_000_000
+) -> dict[str, list[int]]:
+    """Append to a WordPiece vocabulary the `count` pieces that texts would use most often, had they a vocabulary of
+    their own; returns the old pieces of each, in its order."""
+    backend = tokenizer.backend_tokenizer
+    state = json.loads(backend.to_str())
+    if state["model"]["type"] != "WordPiece":
+        raise InputError(f"--extend_vocab: only WordPiece vocabularies can grow, this one is {state['model']['type']}.")
+    old, first = tokenizer.get_vocab(), max(tokenizer.get_vocab().values()) + 1
+    sample = _sample(texts, max_chars)
+    settings = TokenizerArguments(vocab_size=max(4096, first + count))  # the alphabet may take a third of it
+    own = _train_wordpiece(sample, backend.normalizer, _alphabet(sample, backend.normalizer, settings), settings)
+    uses = Counter()
+    for text in sample:
+        uses.update(own.encode(text, add_special_tokens=False).tokens)
+    new = sorted(uses.keys() - old.keys(), key=lambda piece: (-uses[piece], piece))[:count]
+    if len(new) < count:
+        logger.warning(f"--extend_vocab {count}: the text has only {len(new)} pieces that are not in the vocabulary.")
+    state["model"]["vocab"] |= {piece: first + number for number, piece in enumerate(new)}
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    return {piece: _pieces(piece, old, tokenizer.unk_token_id) for piece in new}
+
+
+def _pieces(word: str, vocabulary: dict[str, int], unknown: int) -> list[int]:
+    """The longest piece that fits, again and again, as WordPiece does; "##" marks the inside of a word."""
+    found = []
+    while word not in ("", "##"):
+        fitting = (end for end in range(len(word), 0, -1) if word[:end] in vocabulary and word[:end] != "##")
+        end = next(fitting, 0)
+        if not end:
+            return [unknown]
+        found.append(vocabulary[word[:end]])
+        word = f"##{word[end:]}"
+    return found
 
 
 def _train_wordpiece(
@@ -231,19 +268,19 @@ def _check(arguments: TokenizerArguments) -> None:
         raise InputError("--extra_ids: only --tokenizer_model bpe and unigram have sentinels.")
 
 
-def _load(name: str, needed_tokens: Sequence[str]) -> PreTrainedTokenizerFast:
+def load_existing(option: str, name: str, needed_tokens: Sequence[str]) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise InputError(f"--tokenizer_name {name}: no tokenizer could be loaded from there: {error}") from error
+        raise InputError(f"{option} {name}: no tokenizer could be loaded from there: {error}") from error
     if not tokenizer.is_fast:
-        raise InputError(f"--tokenizer_name {name}: it has no tokenizer.json; only fast tokenizers can be used.")
+        raise InputError(f"{option} {name}: it has no tokenizer.json; only fast tokenizers can be used.")
     missing = [token for token in needed_tokens if token not in tokenizer.special_tokens_map]
     if missing:
         kind = "masked language models" if needed_tokens == NEEDED_TOKENS else "encoder-decoder models"
         raise InputError(
-            f"--tokenizer_name {name}: it has no {', '.join(missing)}. Give a tokenizer made for {kind}, "
-            "or leave out --tokenizer_name to train one."
+            f"{option} {name}: it has no {', '.join(missing)}. Give a tokenizer made for {kind}, "
+            f"or leave out {option} to train one."
         )
     return tokenizer
 
@@ -305,3 +342,16 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
             "Use a larger --vocab_size."
         )
     return [SPACE, *(character for character in kept if character != SPACE)]
+
+
+def fertility(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> dict[str, float]:
+    """Tokens per word (between spaces), the share of tokens that stand for nothing known, and that of single bytes."""
+    counts = Counter()
+    for text in texts:
+        tokens = tokenizer.tokenize(text)
+        counts["words"] += len(text.split())
+        counts["tokens"] += len(tokens)
+        counts["unknown"] += tokens.count(tokenizer.unk_token)
+        counts["bytes"] += sum(token.startswith("<0x") for token in tokens)
+    per = {"tokens per word": "words", "unknown": "tokens", "bytes": "tokens"}
+    return {name: counts[name.split()[0]] / counts[total] for name, total in per.items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from safetensors import SafetensorError
 from torch import nn
@@ -323,37 +324,54 @@ class L2SP(Callback):
 # What it forgets
 
 
-class Forgetting(Callback):
-    """The pretraining losses on raw text, before and after: the encoder is put back between the heads that it was
-    pretrained with. Every process measures by itself; random numbers are left alone."""
+def load_pretraining(option: str, name: str) -> HfTinyElectraForPreTraining:
+    """Generator and discriminator of a folder of pretrain_electra.py."""
+    if not isinstance(_encoder_config("--model_name_or_path", name), HfTinyElectraConfig):
+        raise InputError(f"{option}: {name} was not pretrained by hf_tiny: its losses cannot be measured.")
+    with torch.random.fork_rng(), _quiet():
+        model, info = HfTinyElectraForPreTraining.from_pretrained(name, output_loading_info=True)
+    if info["missing_keys"]:
+        raise InputError(
+            f"{option}: {name} has no generator or no discriminator. Give a folder of pretrain_electra.py."
+        )
+    return model
 
-    def __init__(self, name: str, files: list[str]):
-        option = f"--measure_forgetting: {name}"
-        if not isinstance(_encoder_config("--model_name_or_path", name), HfTinyElectraConfig):
-            raise InputError(f"{option} was not pretrained by hf_tiny: its losses cannot be measured.")
-        with torch.random.fork_rng(), _quiet():
-            self.model, info = HfTinyElectraForPreTraining.from_pretrained(name, output_loading_info=True)
-        if info["missing_keys"]:
-            raise InputError(f"{option} has no generator or no discriminator. Give a folder of pretrain_electra.py.")
-        self.model.eval()
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        length = min(FORGETTING_LENGTH, self.model.config.max_position_embeddings)
+
+class PretrainingLosses(Callback):
+    """The pretraining losses on raw text, before and after. Every process measures by itself; random numbers are left
+    alone."""
+
+    def __init__(self, model: HfTinyElectraForPreTraining, tokenizer: PreTrainedTokenizerBase, files: list[str]):
+        self.model = model
+        length = min(FORGETTING_LENGTH, model.config.max_position_embeddings)
         mask = MaskTokens(tokenizer, FORGETTING_MASKED, seed=0)
         self.batches = Batches(raw_blocks(files, tokenizer, length), mask, batch_size=32, seed=0, shuffle=False)
         self.before = self.measure()
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        batches = (self.batches[index] for index in range(len(self.batches)))
+        self.model.eval()
+        batches = (send_to_device(self.batches[index], self.model.device) for index in range(len(self.batches)))
         results = [collect_electra(self.model(**batch), batch) for batch in batches]
         compute = compute_electra(self.model.config.discriminator_weight)
         figures = compute({name: np.concatenate([result[name] for result in results]) for name in results[0]})
         return {name: figures[name] for name in FORGETTING_FIGURES}
 
     def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
-        self.model.electra.load_state_dict(model.base_model.state_dict())
         measured = {"before": self.before, "after": self.measure()}
         return {f"forgetting_{name}_{when}": measured[when][name] for name in FORGETTING_FIGURES for when in measured}
+
+
+class Forgetting(PretrainingLosses):
+    """Of an encoder that learns a task: it is put back between the heads that it was pretrained with."""
+
+    def __init__(self, name: str, files: list[str]):
+        model = load_pretraining("--measure_forgetting", name)
+        super().__init__(model, AutoTokenizer.from_pretrained(name), files)
+
+    def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
+        self.model.electra.load_state_dict(model.base_model.state_dict())
+        return super().on_train_end(state, model)
 
 
 def raw_blocks(files: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:

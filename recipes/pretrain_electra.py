@@ -10,10 +10,12 @@ from typing import ClassVar
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError
 from hf_tiny.arguments import flag
+from hf_tiny.continued import ContinueArguments, go_on
 from hf_tiny.data.collate import Batches, MaskTokens
 from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint
 from hf_tiny.data.stream import text_batches
 from hf_tiny.metrics import CollapseWarning, Evaluation, collect_electra, compute_electra
+from hf_tiny.objectives import ObjectiveArguments, start_objective
 from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
 from hf_tiny.train import TrainConfig, run, train
 
@@ -40,7 +42,7 @@ PAPER = {"warmup_steps": 10_000.0, "vocab_size": 30522, "position_embedding_type
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
+class Recipe(ContinueArguments, ObjectiveArguments, TokenizerArguments, CorpusArguments, TrainConfig):
     """Pretrain ELECTRA from raw text."""
 
     SIZES: ClassVar[dict[str, dict]] = {
@@ -64,16 +66,30 @@ class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
     max_eval_samples: int = flag(1024, "Held-out blocks to evaluate on.")
 
 
-def main(recipe: Recipe) -> None:
-    length = max(512, recipe.max_seq_length)
-    tokenizer = load_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe), model_max_length=length)
+def main(recipe: Recipe) -> dict[str, float]:
+    model, tokenizer, callbacks = start(recipe)
     mask = MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed)
     batches, held_out = text_batches(recipe, tokenizer, mask)
     held_out_batches = Batches(held_out, mask, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
-    model = HfTinyElectraForPreTraining(model_config(recipe, len(tokenizer), tokenizer.pad_token_id))
+    groups, stages = start_objective(model, recipe)
     evaluate = Evaluation(held_out_batches, collect_electra, compute_electra(model.config.discriminator_weight))
     about = {"pipeline_tag": "fill-mask", "data": recipe.corpus_name}
-    train(model, batches, recipe, evaluate=evaluate, callbacks=[CollapseWarning()], processor=tokenizer, card=about)
+    callbacks += [CollapseWarning(), stages]
+    return train(
+        model, batches, recipe, evaluate=evaluate, groups=groups, callbacks=callbacks, processor=tokenizer, card=about
+    )
+
+
+def start(recipe: Recipe):
+    """Model, tokenizer and callbacks: of an earlier run, or from scratch."""
+    if recipe.model_name_or_path:
+        return go_on(recipe, lambda: documents(recipe))
+    if recipe.extend_vocab or recipe.measure_forgetting:
+        raise InputError("--extend_vocab and --measure_forgetting need --model_name_or_path: what to go on from.")
+    length = max(512, recipe.max_seq_length)
+    tokenizer = load_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe), model_max_length=length)
+    model = HfTinyElectraForPreTraining(model_config(recipe, len(tokenizer), tokenizer.pad_token_id))
+    return model, tokenizer, []
 
 
 def model_config(recipe: Recipe, vocab_size: int, pad_token_id: int = 0) -> HfTinyElectraConfig:

@@ -350,9 +350,9 @@ def test_an_ablation_beside_the_papers(home, tmp_path):
 @pytest.mark.parametrize(
     ("row", "base", "spread", "said"),
     [
-        (5.0, 4.0, 0.1, "yes: worse by 1.00"),
-        (3.0, 4.0, 0.1, "no: better by 1.00"),
-        (4.1, 4.0, 0.1, "too close to tell (worse by 0.10)"),
+        (5.0, 4.0, 0.1, "seen: worse by 1.00"),
+        (3.0, 4.0, 0.1, "not seen: better by 1.00"),
+        (4.1, 4.0, 0.1, "too small to tell (worse by 0.10)"),
     ],
 )
 def test_a_difference_counts_when_it_is_larger_than_the_seeds(row, base, spread, said):

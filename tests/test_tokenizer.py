@@ -5,15 +5,19 @@ import sys
 import unicodedata
 from collections import Counter
 
+import datasets
 import numpy as np
 import pytest
+import tiny_run
 from transformers import AutoTokenizer
 
 from hf_tiny import InputError
+from hf_tiny.data.corpus import CorpusArguments, load_blocks
 from hf_tiny.tokenizer import (
     SEQ2SEQ_NEEDED_TOKENS,
     TokenizerArguments,
     _sample,
+    fertility,
     load_tokenizer,
     train_tokenizer,
 )
@@ -250,3 +254,39 @@ def test_bad_given_tokenizers(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="mask_token"):
         load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path)), list, "")
+
+
+@pytest.mark.parametrize("model", ["wordpiece", "bpe", "unigram"])
+def test_a_second_segment_begins_with_a_word(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    text = tiny_run.write_text(tmp_path / "text.txt", lines=100)
+    lines = text.read_text().replace(".", "").splitlines()
+    text.write_text("\n".join(lines))
+    tokenizer = train_tokenizer(lines, TokenizerArguments(vocab_size=350, tokenizer_model=model))
+    corpus = CorpusArguments(
+        train_file=[str(text)], max_seq_length=32, sample_by="document", preprocessing_num_workers=1
+    )
+    blocks = [block for block in load_blocks(corpus, tokenizer)["train"] if block["segment_start"] < 32]
+    begins = [
+        token[0] == "▁" if model != "wordpiece" else token[:2] != "##"
+        for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    ]
+    assert len(blocks) > 20
+    found = []
+    for block in blocks:
+        start = block["segment_start"]
+        reach = block["input_ids"][start : 3 * 29 // 4 + 3]  # to the end of the middle half of what is not framing
+        found.append(begins[block["input_ids"][start]])
+        assert found[-1] or not any(begins[token] for token in reach)  # cut anywhere where no word begins
+    assert sum(found) > 20
+
+
+def test_fertility_by_hand():
+    texts = ["ab ab abc", "ab abc abc"] * 20
+    tokenizer = train_tokenizer(texts, TokenizerArguments(vocab_size=20))
+    assert tokenizer.tokenize("ab abc x") == ["ab", "abc", "[UNK]"]
+    found = fertility(tokenizer, ["ab abc x", "abab"])
+    pieces = 3 + len(tokenizer.tokenize("abab"))
+    assert found == {"tokens per word": pieces / 4, "unknown": 1 / pieces, "bytes": 0}
+    bytewise = train_tokenizer(texts, TokenizerArguments(vocab_size=275, tokenizer_model="bpe"))
+    assert fertility(bytewise, ["한"])["bytes"] == 3 / 4  # after the sign for a space

@@ -44,7 +44,7 @@ from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1  # Raise it when the same text and settings give other blocks than before.
+FORMAT_VERSION = 2  # Raise it when the same text and settings give other blocks than before.
 SUPPORTED = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLE_BY = ("line", "paragraph", "document")
 SHARD_BYTES = 4 << 20
@@ -579,8 +579,11 @@ def _backend(content: str) -> tuple[tokenizers.Tokenizer, np.ndarray]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "[SEP]" in the text is text.
-    starts_word = np.ones(tokenizer.get_vocab_size(), dtype=bool)
-    starts_word[[number for token, number in tokenizer.get_vocab().items() if token.startswith("##")]] = False
+    vocabulary = tokenizer.get_vocab()
+    spaces = any(token.startswith("▁") for token in vocabulary)  # BPE and Unigram mark words where they begin
+    starts_word = np.ones(max(vocabulary.values()) + 1, dtype=bool)
+    for token, number in vocabulary.items():
+        starts_word[number] = token.startswith("▁") if spaces else not token.startswith("##")
     return tokenizer, starts_word
 
 

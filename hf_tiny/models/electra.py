@@ -1,8 +1,10 @@
 """ELECTRA (Clark et al., 2020): a small generator proposes tokens, a discriminator finds the replaced ones."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -178,7 +180,7 @@ class HfTinyElectraPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _no_split_modules = ["ElectraEmbeddings", "EncoderBlock"]
     _can_record_outputs = {"hidden_states": EncoderBlock, "attentions": SelfAttention}
-    _keys_to_ignore_on_load_unexpected = [r"^generator", r"^discriminator"]  # of a joint checkpoint
+    _keys_to_ignore_on_load_unexpected = [r"^generator", r"^discriminator", r"^objective"]  # of a joint checkpoint
 
     @staticmethod
     def encode(
@@ -239,11 +241,11 @@ class HfTinyElectraModel(HfTinyElectraPreTrainedModel):
 
 
 class GeneratorHead(nn.Module):
-    """From the generator's width to the embedding size, where the tied output layer takes over."""
+    """From an encoder's width to the embedding size, where the tied output layer takes over."""
 
-    def __init__(self, config: HfTinyElectraConfig):
+    def __init__(self, config: HfTinyElectraConfig, scale: float):
         super().__init__()
-        self.dense = nn.Linear(config.sizes(config.generator_size)[0], config.embedding_size)
+        self.dense = nn.Linear(config.sizes(scale)[0], config.embedding_size)
         self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         self.activation = ACT2FN["gelu"]
 
@@ -255,7 +257,7 @@ class HfTinyElectraForMaskedLM(HfTinyElectraPreTrainedModel):
     """The generator. What it shares with the discriminator stays under the name `electra`, so that a joint checkpoint
     holds every weight once and loads into each class without renaming."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^electra", r"^discriminator"]
+    _keys_to_ignore_on_load_unexpected = [r"^electra", r"^discriminator", r"^objective"]
 
     def __init__(self, config: HfTinyElectraConfig):
         super().__init__(config)
@@ -264,7 +266,7 @@ class HfTinyElectraForMaskedLM(HfTinyElectraPreTrainedModel):
         (shared if config.sharing == "all" else own)["encoder"] = ElectraEncoder(config, config.generator_size)
         self.generator = own
         self.electra = self.build_shared(shared)
-        self.generator_head = GeneratorHead(config)
+        self.generator_head = GeneratorHead(config, config.generator_size)
         self.generator_lm_head = nn.Linear(config.embedding_size, config.vocab_size)
         owner = "generator" if config.sharing == "none" else "electra"
         self._tied_weights_keys = {"generator_lm_head.weight": f"{owner}.embeddings.word_embeddings.weight"}
@@ -323,13 +325,92 @@ class HfTinyElectraForMaskedLM(HfTinyElectraPreTrainedModel):
         return MaskedLMOutput(loss=loss, logits=logits)
 
 
-class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
-    """Generator and discriminator in one model. Without `labels` it is the discriminator alone."""
+@dataclass(frozen=True)
+class Objective:
+    """What a training step of generator and discriminator minimises, and which of them it trains.
 
-    _keys_to_ignore_on_load_unexpected = []
+    loss: of the model and of what `HfTinyElectraForPreTraining.forward` has computed, by name.
+    head: makes, of the model's configuration, what only the training needs: `model.objective_head`.
+    """
+
+    loss: Callable[..., Tensor]
+    generator: bool = True
+    discriminator: bool = True
+    head: Callable[[HfTinyElectraConfig], nn.Module] | None = None
+
+
+def joint_loss(model: PreTrainedModel, mlm_loss: Tensor, rtd_loss: Tensor, **_) -> Tensor:
+    """The paper's equation 3."""
+    return mlm_loss + model.config.discriminator_weight * rtd_loss
+
+
+def masked_rtd_loss(
+    model: PreTrainedModel, mlm_loss: Tensor, logits: Tensor, replaced: Tensor, masked: Tensor, counts: Tensor, **_
+) -> Tensor:
+    """ELECTRA 15%: only what was masked is judged."""
+    return joint_loss(model, mlm_loss, binary_cross_entropy(logits, replaced, masked, counts[0]))
+
+
+def replace_mlm_loss(
+    model: PreTrainedModel, mlm_loss: Tensor, states: Tensor, masked: Tensor, mlm_labels: Tensor, counts: Tensor, **_
+) -> Tensor:
+    """BERT that sees the generator's tokens in the place of [MASK]."""
+    guesses = model.generator_lm_head(model.objective_head(states[masked]))
+    return mlm_loss + cross_entropy(guesses, mlm_labels, counts[0])
+
+
+def all_tokens_mlm_loss(
+    model: PreTrainedModel, mlm_loss: Tensor, states: Tensor, logits: Tensor, replaced: Tensor, original: Tensor,
+    valid: Tensor | None, counts: Tensor, **_,
+) -> Tensor:  # fmt: skip
+    """The same, of every token: it is copied with the probability that it is original, else taken from the softmax."""
+    guesses = model.generator_lm_head(model.objective_head(states)).float()
+    written = F.logsigmoid(logits.float()) + guesses.log_softmax(-1).gather(-1, original[..., None])[..., 0]
+    copied = F.logsigmoid(-logits.float()).masked_fill(replaced, -torch.inf)
+    losses = -torch.logaddexp(copied, written)  # (batch, length)
+    return mlm_loss + (losses if valid is None else losses * valid).sum() / counts[1]
+
+
+def adversarial_loss(
+    model: PreTrainedModel, mlm_logits: Tensor, mlm_states: Tensor, sampled: Tensor, logits: Tensor, replaced: Tensor,
+    masked: Tensor, rtd_loss: Tensor, counts: Tensor, **_,
+) -> Tensor:  # fmt: skip
+    """Appendix F: the generator raises the discriminator's loss at what it sampled (REINFORCE), less a learned baseline
+    for each position; the more even its distribution, the better. It never sees which tokens were right."""
+    reward = F.binary_cross_entropy_with_logits(
+        logits[masked].detach().float(), replaced[masked].float(), reduction="none"
+    )
+    guess = model.objective_head(mlm_states.detach()).float().squeeze(-1)  # the baseline is -log sigmoid(guess)
+    log_probs = mlm_logits.float().log_softmax(-1)  # (masked, vocabulary)
+    chosen = log_probs.gather(-1, sampled[:, None])[:, 0]
+    gain = (reward - F.softplus(-guess)).detach() * chosen - ENTROPY_WEIGHT * (log_probs.exp() * log_probs).sum(-1)
+    baseline_loss = F.binary_cross_entropy_with_logits(guess, (-reward).exp(), reduction="sum")
+    return (baseline_loss - gain.sum()) / counts[0] + model.config.discriminator_weight * rtd_loss
+
+
+ENTROPY_WEIGHT = 0.01
+OBJECTIVES = {
+    "joint": Objective(joint_loss),
+    "mlm": Objective(lambda model, mlm_loss, **_: mlm_loss, discriminator=False),  # BERT, when all is shared
+    "rtd": Objective(lambda model, rtd_loss, **_: model.config.discriminator_weight * rtd_loss, generator=False),
+    "adversarial": Objective(adversarial_loss, head=lambda c: nn.Linear(c.sizes(c.generator_size)[0], 1)),
+    "masked_rtd": Objective(masked_rtd_loss),
+    "replace_mlm": Objective(replace_mlm_loss, head=lambda config: GeneratorHead(config, 1)),
+    "all_tokens_mlm": Objective(all_tokens_mlm_loss, head=lambda config: GeneratorHead(config, 1)),
+}
+
+
+class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
+    """Generator and discriminator in one model. Without `labels` it is the discriminator alone.
+
+    objective: what is minimised in training (one of OBJECTIVES); evaluation always gives the losses of joint training.
+    """
+
+    _keys_to_ignore_on_load_unexpected = [r"^objective"]
 
     def __init__(self, config: HfTinyElectraConfig):
         super().__init__(config)
+        self.objective, self.objective_head = OBJECTIVES["joint"], None
         self.discriminator_head = nn.Sequential(
             nn.Linear(config.hidden_size, config.hidden_size),
             ACT2FN[config.hidden_act],
@@ -385,13 +466,16 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
                 attentions=outputs.attentions,
             )
 
+        objective = self.objective if self.training else OBJECTIVES["joint"]
         masked = labels.ne(-100)  # (batch, length)
         mlm_labels = labels[masked]
         counts = self.count_items(labels, attention_mask, num_items_in_batch)
 
-        x = self.encode(self.generator_embeddings, self.generator_encoder, input_ids, **rest)
-        mlm_logits = self.generator_lm_head(self.generator_head(x[masked]))  # (masked, vocabulary)
-        mlm_loss = cross_entropy(mlm_logits, mlm_labels, counts[0])
+        with torch.set_grad_enabled(torch.is_grad_enabled() and objective.generator):
+            x = self.encode(self.generator_embeddings, self.generator_encoder, input_ids, **rest)
+            mlm_states = x[masked]  # (masked, the generator's width)
+            mlm_logits = self.generator_lm_head(self.generator_head(mlm_states))  # (masked, vocabulary)
+            mlm_loss = cross_entropy(mlm_logits, mlm_labels, counts[0])
 
         with torch.no_grad():
             noise = torch.rand_like(mlm_labels, dtype=torch.float) if sampling_noise is None else sampling_noise[masked]
@@ -400,11 +484,23 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
             corrupted = original.masked_scatter(masked, sampled)
             replaced = corrupted.ne(original)
 
-        outputs = self.electra(corrupted, return_dict=True, **rest)
-        logits = self.discriminator_head(outputs.last_hidden_state).squeeze(-1)
+        if objective.discriminator:
+            outputs = self.electra(corrupted, return_dict=True, **rest)
+            states = outputs.last_hidden_state
+            logits = self.discriminator_head(states).squeeze(-1)
+        else:  # it has no opinion yet
+            outputs = BaseModelOutput()
+            states, logits = None, torch.zeros_like(corrupted, dtype=x.dtype)
         rtd_loss = binary_cross_entropy(logits, replaced, attention_mask, counts[1])
+        loss = objective.loss(
+            self, mlm_loss=mlm_loss, rtd_loss=rtd_loss, mlm_states=mlm_states, mlm_logits=mlm_logits,
+            mlm_labels=mlm_labels, sampled=sampled, original=original, replaced=replaced, masked=masked, states=states,
+            logits=logits, valid=attention_mask, counts=counts,
+        )  # fmt: skip
+        if objective is not OBJECTIVES["joint"] or self.objective_head is not None:  # processes wait for every gradient
+            loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
         return HfTinyElectraForPreTrainingOutput(
-            loss=mlm_loss + self.config.discriminator_weight * rtd_loss,
+            loss=loss,
             logits=logits,
             mlm_loss=mlm_loss,
             rtd_loss=rtd_loss,
