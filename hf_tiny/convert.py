@@ -26,6 +26,7 @@ from transformers import (
     MarianMTModel,
     PreTrainedConfig,
     PreTrainedModel,
+    ReformerModelWithLMHead,
     ViTConfig,
     ViTForImageClassification,
     ViTMAEConfig,
@@ -40,6 +41,7 @@ from .models.electra import (
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
 )
+from .models.reformer import HfTinyReformerConfig, HfTinyReformerForCausalLM
 from .models.seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration
 from .models.vit import (
     HfTinyViTConfig,
@@ -108,6 +110,17 @@ MARIAN_FIELDS = {  # native name -> the name here
     "init_std": "initializer_range",
     **dict(zip(SAME, SAME, strict=True)),
 }
+REFORMER_NAMES = (
+    (r"^lm_head\.decoder", "lm_head"),
+    (r"encoder\.layer_norm", "norm"),
+    (r"encoder\.layers", "layers"),
+    (r"attention\.layer_norm", "attention_norm"),
+    (r"attention\.self_attention", "attention"),
+    (r"attention\.output\.dense", "attention.out"),
+    (r"feed_forward\.layer_norm", "feed_forward_norm"),
+    (r"feed_forward\.dense\.dense", "feed_forward.up"),
+    (r"feed_forward\.output\.dense", "feed_forward.down"),
+)
 HEADS = {
     ElectraForSequenceClassification: HfTinyElectraForSequenceClassification,
     ElectraForTokenClassification: HfTinyElectraForTokenClassification,
@@ -330,6 +343,55 @@ def vit_to_native(
             state[name] = swapped(state[name], config.num_channels, -1)
         native = ViTMAEForPreTraining(ViTMAEConfig(**known_settings(config, ViTMAEConfig)))
     return fill(native, state, VIT_NAMES, VIT_FUSED)
+
+
+def reformer_from_native(model: ReformerModelWithLMHead) -> HfTinyReformerForCausalLM:
+    """A native causal Reformer with axial positions. Its two streams begin with the same embeddings: here each has its half."""
+    native = model.config
+    if not native.axial_pos_embds:
+        raise InputError("Only axial positions can be converted: this model has axial_pos_embds=False.")
+    for name in ("lsh_num_chunks_before", "local_num_chunks_before"):
+        if getattr(native, name) != 1:
+            raise InputError(f"{name} is {getattr(native, name)}: here a chunk sees itself and the one before.")
+    same = (
+        "vocab_size",
+        "num_attention_heads",
+        "attention_head_size",
+        "hidden_act",
+        "hidden_dropout_prob",
+        "attn_layers",
+    )
+    same += ("axial_pos_shape", "lsh_attn_chunk_length", "local_attn_chunk_length", "num_hashes", "num_buckets")
+    same += ("layer_norm_eps", "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id")
+    config = HfTinyReformerConfig(
+        **{name: getattr(native, name) for name in same},
+        hidden_size=2 * native.hidden_size,
+        intermediate_size=native.feed_forward_size,
+        attend_across_buckets=True,
+        tie_word_embeddings=False,
+    )
+    converted = HfTinyReformerForCausalLM(config)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for old, new in REFORMER_NAMES:
+            name = re.sub(old, new, name)
+        state[name] = tensor
+    for layer, kind in enumerate(native.attn_layers):
+        prefix = f"reformer.layers.{layer}.attention."
+        parts = ("query_key", "value") if kind == "lsh" else ("query", "key", "value")
+        state[prefix + "qkv.weight"] = torch.cat([state.pop(f"{prefix}{part}.weight") for part in parts])
+        state[prefix + "qkv.bias"] = torch.zeros(len(state[prefix + "qkv.weight"]))
+        state[prefix + "out.bias"] = torch.zeros(native.hidden_size)
+    prefix = "reformer.embeddings."
+    rows, columns = (state.pop(f"{prefix}position_embeddings.weights.{axis}").flatten(0, 1) for axis in range(2))
+    row, column = torch.zeros(len(rows), native.hidden_size), torch.zeros(len(columns), native.hidden_size)
+    row[:, : rows.shape[1]], column[:, rows.shape[1] :] = rows, columns
+    state[prefix + "row_embeddings.weight"], state[prefix + "column_embeddings.weight"] = row, column
+    for name in ("word", "row", "column"):
+        state[f"{prefix}{name}_embeddings.weight"] = state[f"{prefix}{name}_embeddings.weight"].repeat(1, 2)
+    state["lm_head.bias"] = torch.zeros(native.vocab_size)  # the native one is not used
+    converted.load_state_dict(state)
+    return converted.eval()
 
 
 CONVERSIONS = {  # by the class that was saved
