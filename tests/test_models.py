@@ -161,6 +161,7 @@ CASES = [
     for variant in TINY.get(row[0], ["missing"])
 ]
 TEXTS = [case for case in CASES if case.values[0][0][0] is not HfTinyViTConfig]
+FLEX = [case for case in CASES if case.values[0][0][2]._supports_flex_attn]  # the Reformer has its own attention
 FIRST = [pytest.param((row, next(iter(TINY.get(row[0], ["missing"])))), id=row[2].__name__) for row in ROWS]
 
 
@@ -605,11 +606,10 @@ def test_eager_equals_sdpa(model, padded):
     assert_close(eager, loss_of(model))
 
 
+@pytest.mark.parametrize("case", FLEX, indirect=True)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_equals_sdpa(model):
     """Uncompiled: compiling the kernel would take longer than all tests of this file."""
-    if not model._supports_flex_attn:
-        pytest.skip("The Reformer has its own attention.")
     expected = run(model)
     model.set_attn_implementation("flex_attention")
     with torch.compiler.set_stance("force_eager"):

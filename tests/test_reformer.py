@@ -8,11 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, ReformerConfig, ReformerModelWithLMHead
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM, HfTinyReformerModel
-from hf_tiny.convert import reformer_from_native
-from hf_tiny.models import reformer
 from hf_tiny.models.reformer import (
     Given,
     LSHAttention,
@@ -495,44 +493,6 @@ def test_a_config_that_cannot_work(changes, message):
 def test_many_chunks():
     model = build(position_embedding_type="rotary", lsh_attn_chunk_length=1, attn_layers=["lsh"])
     assert torch.isfinite(model(tokens(1, 2049)).logits).all()
-
-
-# transformers' Reformer
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("length", [8, 64])
-def test_parity(length, monkeypatch):
-    """One hash, the same rotations."""
-    native = ReformerModelWithLMHead(
-        ReformerConfig(
-            vocab_size=50,
-            hidden_size=16,
-            attn_layers=["local", "lsh", "lsh"],
-            num_attention_heads=2,
-            attention_head_size=6,
-            feed_forward_size=24,
-            axial_pos_shape=[8, 8],
-            axial_pos_embds_dim=[6, 10],
-            lsh_attn_chunk_length=8,
-            local_attn_chunk_length=8,
-            num_buckets=4,
-            num_hashes=1,
-            hash_seed=5,
-            is_decoder=True,
-            initializer_range=0.3,
-        )
-    ).eval()
-    model = reformer_from_native(native)
-
-    def rotations(self, rounds: int, count: int, index: int, seed: int, device) -> Tensor:
-        drawn = torch.randn((2, 6, rounds, count), generator=torch.Generator().manual_seed(5))
-        return drawn.permute(2, 3, 0, 1)
-
-    monkeypatch.setattr(reformer.LSHAttention, "rotations", rotations)
-    expected = native(tokens(2, length)).logits
-    assert expected.std() > 0.3
-    assert_close(model(tokens(2, length)).logits, expected, 1e-4)
 
 
 def test_the_function_is_used():
