@@ -213,12 +213,12 @@ MODELS = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_un
 
 def frame(tokenizer: PreTrainedTokenizerFast, ends: bool) -> PreTrainedTokenizerFast:
     """The tokenizer such that a text begins as packed blocks do, and ends as they do or, for a model that goes on writing,
-    not at all."""
+    not at all. Two texts are parted in either case."""
     first, last = tokenizer.cls_token, tokenizer.sep_token
     end = f" {last}" if ends else ""
     known = [(first, tokenizer.cls_token_id), (last, tokenizer.sep_token_id)]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first} $A{end}", pair=f"{first} $A{end} $B{end}", special_tokens=known
+        single=f"{first} $A{end}", pair=f"{first} $A {last} $B{end}", special_tokens=known
     )
     return tokenizer
 

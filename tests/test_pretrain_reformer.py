@@ -11,10 +11,12 @@ import pytest
 import tiny_run
 import torch
 from test_bad_input import assert_refused
+from test_finetune import text_rows, write_texts, write_trees
 from test_pairs import done, results_of, run
-from transformers import pipeline
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, pipeline
 from transformers.utils import ModelOutput
 
+from hf_tiny import HfTinyReformerForTokenClassification
 from hf_tiny.data.collate import NextTokens
 from hf_tiny.metrics import collect_tokens, compute_tokens
 from hf_tiny.tokenizer import TokenizerArguments, frame, token_bytes, train_tokenizer
@@ -72,6 +74,26 @@ def test_a_killed_run_resumes_bit_for_bit(home, tmp_path):
     done(run_dir, RECIPE, resume_from_checkpoint="latest", **settings)
     tiny_run.assert_same_training(run_dir / "checkpoint-4", whole / "checkpoint-4")
     assert results_of(run_dir)["eval_loss"] == results_of(whole)["eval_loss"]
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_it_can_be_fine_tuned(tmp_path, objective):
+    """A causal one stays causal: its head reads the mean of all states. A configuration serves to begin from scratch."""
+    for split, count in (("train", 120), ("dev", 33)):
+        write_texts(tmp_path / f"{split}.tsv", text_rows(count, seed=count))
+        write_trees(tmp_path / f"{split}.conllu", count, seed=count)
+    small = {"tokenizer_model": "bpe", "vocab_size": 400, "max_seq_length": 64, "validation_split_percentage": 20}
+    settings = given(tmp_path, objective=objective, train_file=tmp_path / "train.tsv", sample_by="line", **small)
+    base = done(tmp_path / "base", RECIPE, **settings)
+    files = {kind: {"train_file": f"train.{kind}", "validation_file": f"dev.{kind}"} for kind in ("tsv", "conllu")}
+    files = {kind: {flag: tmp_path / name for flag, name in names.items()} for kind, names in files.items()}
+    sizes = {"per_device_train_batch_size": 16, "max_steps": 40, "learning_rate": 2e-3, "l2_sp": 0}
+    tuned = done(tmp_path / "moods", "finetune_classifier", model_name_or_path=base, **files["tsv"], **sizes)
+    assert results_of(tuned)["eval_accuracy"] > 0.9
+    model = AutoModelForSequenceClassification.from_pretrained(tuned)
+    assert model.config.is_decoder == (objective == "causal") and model.config.lsh_attn_chunk_length == 16
+    tags = done(tmp_path / "tags", "finetune_tagger", config_name=base, **files["conllu"], **sizes | {"max_steps": 2})
+    assert type(AutoModelForTokenClassification.from_pretrained(tags)) is HfTinyReformerForTokenClassification
 
 
 def test_causal_batches(tokenizer):

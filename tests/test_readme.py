@@ -77,7 +77,7 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
 
 def test_the_commands_of_the_readme_run(home):
     launches = commands("accelerate launch")
-    assert len(launches) == 12
+    assert len(launches) == 14
     corpus = ["--train_file", "my_texts/"]
     for line in launches:
         words = shlex.split(line)
@@ -95,6 +95,7 @@ def test_the_commands_of_the_readme_run(home):
         "subjects/seed-42",
         "subjects/seed-43",
         "talk",
+        "long_reviews",
         "classes",
     ):
         assert (home / "runs" / folder / "model.safetensors").exists()

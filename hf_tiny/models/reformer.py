@@ -216,7 +216,8 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, a
     is what the paper's division by the number of its meetings comes to. Tensors are (batch, heads, length, size)."""
     length, (chunks, chunk) = query.shape[2], reach.order.shape[-2:]
     query, key, value = (F.pad(part, (0, 0, 0, reach.at.shape[-1] - length)) for part in (query, key, value))
-    near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(reach.neighbours)
+    neighbours = reach.neighbours if chunks > 2 else (0,)  # a chunk that is alone has none
+    near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(neighbours)
     found = []
     for index, order in enumerate(reach.order):
         windows = order[:, :, near_chunks].flatten(-2)  # (batch, heads or 1, chunks, keys)
@@ -227,7 +228,7 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, a
                 seen &= reach.near(earlier, order, windows).logical_not_()
             bias = torch.where(seen, 0.0, UNSEEN)
             if alone:
-                own = bias[..., reach.neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
+                own = bias[..., neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
                 own.fill_(UNSEEN if index else ALONE)
         scores = (take(query, order) @ take(key, windows).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
         top = scores.detach().amax(-1, keepdim=True)
