@@ -71,14 +71,14 @@ def largest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("low", [False, True])
 def test_gradients_are_those_of_autograd(model_class, dropout, low):
-    """With hidden states wanted, the layers run as ordinary ones, with the same random numbers."""
+    """With hidden states wanted, the layers run as ordinary ones, with the same random numbers. Without autocast's cache:
+    with it, ordinary layers add up the gradients of the pieces of a weight in bf16."""
     model = build(model_class, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout).train()
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low, cache_enabled=False):
         found, expected = gradients(model), gradients(model, output_hidden_states=True)
     assert len(found) == len(list(model.parameters()))
-    size = max(grad.abs().max().item() for grad in expected.values())
-    # In bf16, what is computed backwards is rounded to other neighbours.
-    assert largest(found, expected) < (0.1 * size if low else 1e-5)
+    assert max(grad.abs().max().item() for grad in expected.values()) > 0.1
+    assert largest(found, expected) < 1e-5
 
 
 def test_backward_inside_autocast_reaches_every_parameter():
@@ -347,10 +347,14 @@ def test_feed_forward_pieces_are_exact():
 
 
 def test_hashes_and_lengths_may_change_in_training():
-    model = build().train()
+    """The number of buckets is that of each batch, whatever came before."""
+    model = build()
+    expected = model(tokens()).logits
+    model.train()
     for rounds, length in ((1, 37), (4, 37), (2, 100), (3, 20)):
         model(tokens(1, length), labels=tokens(1, length), num_hashes=rounds).loss.backward()
     assert model.config.num_buckets is None
+    assert torch.equal(model.eval()(tokens()).logits, expected)
 
 
 # Several processes
@@ -362,6 +366,7 @@ def distributed_gradients(*flags: str) -> None:
     model = build(num_hashes=1).train()
     with pytest.raises(ValueError, match="leave static_graph out"):
         DistributedDataParallel(copy.deepcopy(model), static_graph=True)(tokens(), labels=tokens())
+    patient = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True)
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(2):
@@ -373,6 +378,7 @@ def distributed_gradients(*flags: str) -> None:
         wrapped(parts[2 + rank], labels=parts[2 + rank]).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        patient(parts[rank], labels=parts[rank]).loss.backward()
     if rank == 0:
         torch.save(model.state_dict(), f"{flags[1]}.pt")
     dist.destroy_process_group()
