@@ -7,6 +7,8 @@ import tiny_run
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -398,6 +400,26 @@ def test_two_processes_train_like_one(tmp_path):
         optimizer.zero_grad()
     found = torch.load(tmp_path / "model.pt")
     assert max((found[name] - tensor).abs().max().item() for name, tensor in model.state_dict().items()) < 1e-6
+
+
+def sharded_gradients(*flags: str) -> None:
+    dist.init_process_group("gloo")
+    mesh, model = init_device_mesh("cpu", (2,)), build(num_hashes=1).train()
+    root = fully_shard(copy.deepcopy(model), mesh=mesh)
+    torch.manual_seed(3)
+    root(tokens(), labels=tokens()).loss.backward()
+    found = {name: parameter.grad.full_tensor() for name, parameter in root.named_parameters()}
+    assert largest(found, gradients(copy.deepcopy(model))) < 1e-6
+    for layer in model.reformer.layers:
+        fully_shard(layer, mesh=mesh)
+    with pytest.raises(ValueError, match="shard the whole model at its root only"):
+        fully_shard(model, mesh=mesh)(tokens(), labels=tokens())
+    dist.destroy_process_group()
+
+
+def test_the_root_can_be_sharded_and_its_layers_cannot(tmp_path):
+    ended = [process.wait(400) for process in tiny_run.start_group(tmp_path / "model", 2, sharded_gradients)]
+    assert [process.code for process in ended] == [0, 0], ended[0].err
 
 
 def test_layers_that_are_wrapped_one_by_one_are_refused():
