@@ -59,7 +59,7 @@ def home(tmp_path_factory) -> Path:
         "learns",
         "it",
     ]
-    text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(300))
+    text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(1200))
     (folder / "my_texts" / "one.txt").write_text(text, encoding="utf-8")
     for number in range(40):
         label, colour = ("cat", 40 + number) if number % 2 else ("sky", 200 - number)
