@@ -6,11 +6,14 @@ python -m hf_tiny.convert native runs/again  # and back
 
 import argparse
 import copy
+import math
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
@@ -26,6 +29,9 @@ from transformers import (
     MarianMTModel,
     PreTrainedConfig,
     PreTrainedModel,
+    ReformerConfig,
+    ReformerForMaskedLM,
+    ReformerModelWithLMHead,
     ViTConfig,
     ViTForImageClassification,
     ViTMAEConfig,
@@ -40,6 +46,7 @@ from .models.electra import (
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
 )
+from .models.reformer import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM
 from .models.seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration
 from .models.vit import (
     HfTinyViTConfig,
@@ -108,6 +115,21 @@ MARIAN_FIELDS = {  # native name -> the name here
     "init_std": "initializer_range",
     **dict(zip(SAME, SAME, strict=True)),
 }
+REFORMER_NAMES = (
+    (r"^lm_head\.decoder", "lm_head"),
+    (r"encoder\.layer_norm", "norm"),
+    (r"encoder\.layers", "layers"),
+    (r"attention\.layer_norm", "attention_norm"),
+    (r"attention\.self_attention", "attention"),
+    (r"attention\.output\.dense", "attention.out"),
+    (r"feed_forward\.layer_norm", "feed_forward_norm"),
+    (r"feed_forward\.dense\.dense", "feed_forward.up"),
+    (r"feed_forward\.output\.dense", "feed_forward.down"),
+)
+REFORMER_PARTS = {"lsh": ("query_key", "value"), "local": ("query", "key", "value")}
+REFORMERS = {ReformerModelWithLMHead: HfTinyReformerForCausalLM, ReformerForMaskedLM: HfTinyReformerForMaskedLM}
+EMBEDDINGS = "reformer.embeddings."
+HERE = "hf_tiny's Reformer"
 HEADS = {
     ElectraForSequenceClassification: HfTinyElectraForSequenceClassification,
     ElectraForTokenClassification: HfTinyElectraForTokenClassification,
@@ -155,12 +177,12 @@ def known_settings(config: PreTrainedConfig, other: type[PreTrainedConfig]) -> d
     return {name: value for name, value in config.to_dict().items() if name in known}
 
 
-def require(config: PreTrainedConfig, **needed) -> None:
-    """Refuse what a native model cannot be; a tuple holds several values that will do."""
+def require(config: PreTrainedConfig, side: str = "the native model of transformers", **needed) -> None:
+    """Refuse what the other side cannot be; a tuple holds several values that will do."""
     for name, value in needed.items():
         found, fitting = getattr(config, name), value if isinstance(value, tuple) else (value,)
         if found not in fitting:
-            raise InputError(f"{name} is {found!r}: the native model of transformers only has {fitting[0]!r}.")
+            raise InputError(f"{name} is {found!r}: {side} only has {fitting[0]!r}.")
 
 
 def electra_from_native(
@@ -334,6 +356,89 @@ def vit_to_native(
     return fill(native, state, VIT_NAMES, VIT_FUSED)
 
 
+def reformer_fused(kinds: Sequence[str]) -> dict[str, tuple[str, int, int]]:
+    """Like the tables above: what is one projection depends on the kind of attention of each layer."""
+    return {
+        f"layers.{layer}.attention.{name}.": (f"layers.{layer}.attention.qkv.", part, len(REFORMER_PARTS[kind]))
+        for layer, kind in enumerate(kinds)
+        for part, name in enumerate(REFORMER_PARTS[kind])
+    }
+
+
+def refuse_both_sides(config: PreTrainedConfig) -> None:
+    if not config.is_decoder and "local" in config.attn_layers:
+        raise InputError(
+            f"attn_layers is {list(config.attn_layers)} in a model that is not causal: the first and the last chunk of a "
+            "local layer see each other in transformers and not here. Only lsh layers can be converted."
+        )
+
+
+def reformer_from_native(
+    model: ReformerModelWithLMHead | ReformerForMaskedLM,
+) -> HfTinyReformerForCausalLM | HfTinyReformerForMaskedLM:
+    """A native language model. Its two streams begin with the same embeddings: here each has its own half. With one hash
+    and the same rotations both say the same; with more, native chunks also look back from one round into another."""
+    native, size = model.config, model.config.hidden_size
+    refuse_both_sides(native)
+    require(native, HERE, axial_pos_embds=True, lsh_num_chunks_before=1, lsh_num_chunks_after=0)
+    require(native, HERE, local_num_chunks_before=1, local_num_chunks_after=0)
+    dropout = max(native.lsh_attention_probs_dropout_prob, native.local_attention_probs_dropout_prob)
+    sizes = {"hidden_size": 2 * size, "intermediate_size": native.feed_forward_size}
+    known = {**known_settings(native, HfTinyReformerConfig), **sizes, "attention_probs_dropout_prob": dropout}
+    converted = REFORMERS[type(model)](HfTinyReformerConfig(**known, attend_across_buckets=True))
+    state = from_native(model.state_dict(), REFORMER_NAMES, reformer_fused(native.attn_layers))
+    rows, columns = (state.pop(f"{EMBEDDINGS}position_embeddings.weights.{axis}").flatten(0, 1) for axis in range(2))
+    state[f"{EMBEDDINGS}row_embeddings.weight"] = F.pad(rows, (0, size - rows.shape[1]))
+    state[f"{EMBEDDINGS}column_embeddings.weight"] = F.pad(columns, (size - columns.shape[1], 0))
+    for name in ("word", "row", "column"):
+        state[f"{EMBEDDINGS}{name}_embeddings.weight"] = state[f"{EMBEDDINGS}{name}_embeddings.weight"].repeat(1, 2)
+    state.pop("lm_head.bias")  # the native model does not use it
+    for name, tensor in converted.state_dict().items():
+        if name.endswith("bias"):
+            state.setdefault(name, torch.zeros_like(tensor))
+    converted.load_state_dict(state)
+    return converted.eval()
+
+
+def reformer_to_native(
+    model: HfTinyReformerForCausalLM | HfTinyReformerForMaskedLM,
+) -> ReformerModelWithLMHead | ReformerForMaskedLM:
+    """A native language model, if this one has no weights that a native one lacks."""
+    config, size, state = model.config, model.config.hidden_size // 2, model.state_dict()
+    require(config, position_embedding_type="axial", attend_across_buckets=(True, config.is_decoder))  # if causal
+    refuse_both_sides(config)
+    names = (f"{EMBEDDINGS}{name}_embeddings.weight" for name in ("word", "row", "column"))
+    word, rows, columns = (state[name][:, :size] for name in names)
+    first = int(rows.any(0).sum())  # so many dimensions are the row's, the others the column's
+    rate = config.attention_probs_dropout_prob
+    settings = known_settings(config, ReformerConfig) | {
+        "hidden_size": size,
+        "feed_forward_size": config.intermediate_size,
+        "attention_head_size": config.head_size,
+        "axial_pos_embds_dim": [first, size - first],
+        "max_position_embeddings": math.prod(config.axial_pos_shape),
+        "lsh_attention_probs_dropout_prob": rate,
+        "local_attention_probs_dropout_prob": rate,
+        "chunk_size_feed_forward": 0,  # native pieces only fit some lengths
+        "tie_word_embeddings": False,
+    }
+    native = {ours: native for native, ours in REFORMERS.items()}[type(model)](ReformerConfig(**settings))
+    halves = {
+        f"{EMBEDDINGS}word_embeddings.weight": word,
+        f"{EMBEDDINGS}position_embeddings.weights.0": rows[:, :first],
+        f"{EMBEDDINGS}position_embeddings.weights.1": columns[:, first:],
+    }
+    fill(native, state | halves, REFORMER_NAMES, reformer_fused(config.attn_layers))
+    back = reformer_from_native(native).state_dict()
+    lost = [name for name, tensor in state.items() if not torch.equal(tensor, back[name])]
+    if lost:
+        raise InputError(
+            f"{lost[0]} and {len(lost) - 1} other weights have no place in a native Reformer, which has no biases in "
+            "attention and at the output, and one embedding for both streams: only a model that came from there can go back."
+        )
+    return native
+
+
 CONVERSIONS = {  # by the class that was saved
     **dict.fromkeys(HEADS, electra_head_from_native),
     **dict.fromkeys(HEADS.values(), electra_head_to_native),
@@ -341,6 +446,8 @@ CONVERSIONS = {  # by the class that was saved
     HfTinySeq2SeqForConditionalGeneration: seq2seq_to_native,
     MarianMTModel: seq2seq_from_native,
     **dict.fromkeys((HfTinyViTForImageClassification, HfTinyViTForMaskedImageModeling), vit_to_native),
+    **dict.fromkeys(REFORMERS, reformer_from_native),
+    **dict.fromkeys(REFORMERS.values(), reformer_to_native),
     ViTForImageClassification: vit_from_native,
     ViTMAEForPreTraining: vit_mae_from_native,
 }

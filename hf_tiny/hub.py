@@ -39,7 +39,7 @@ from matplotlib import pyplot as plt
 logger = logging.getLogger(__name__)
 
 # What a curve is drawn of.
-SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy", "f1", "uas", "las", "pearson")
+SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy", "f1", "uas", "las", "pearson", "bits_per_byte")
 MEASURED = ("eval_", "test_", "forgetting_")
 BASELINES = ("copy_", "majority")  # figures of somebody who has learned nothing: in the card, not in its index
 SPLITS = {"eval": "validation", "test": "test"}

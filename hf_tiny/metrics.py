@@ -157,6 +157,33 @@ class CollapseWarning(Callback):
             )
 
 
+# --- a token from those before it, or from those around it
+
+
+def collect_tokens(token_bytes: np.ndarray) -> Callable[[ModelOutput, Batch], Results]:
+    """token_bytes: how many bytes of text each token stands for. In training only the loss is collected, which is divided
+    by the count of the whole step there."""
+
+    def collect(outputs: ModelOutput, batch: Batch) -> Results:
+        results = _sum_and_items(outputs, batch)
+        if outputs.loss.requires_grad:
+            return results
+        labels = batch["labels"].cpu().numpy()
+        return {**results, "bytes": token_bytes[labels[labels != -100]].sum(keepdims=True)}
+
+    return collect
+
+
+def compute_tokens(results: Results) -> dict[str, float]:
+    """`ppl`: perplexity, by which the loss compares models with one tokenizer. `bits_per_byte`: the information in the
+    scored tokens over the bytes of their text, which compares models with any."""
+    loss = _mean_loss(results)
+    if "bytes" not in results:
+        return {"loss": loss}
+    bits = results["loss"].sum(dtype=np.float64) / math.log(2)
+    return {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "bits_per_byte": float(bits / results["bytes"].sum())}
+
+
 # --- one label or number for a text
 
 

@@ -1,4 +1,4 @@
-"""Train a WordPiece, BPE or Unigram tokenizer on a corpus, or load one that exists."""
+"""Train a WordPiece, BPE or Unigram tokenizer on a corpus, take bytes as tokens, or load one that exists."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 from accelerate import PartialState
 from datasets.config import HF_DATASETS_CACHE
@@ -53,7 +54,8 @@ class TokenizerArguments:
 
     tokenizer_name: str | None = flag(None, "An existing tokenizer (folder or Hub id); without it one is trained.")
     tokenizer_model: str = flag(
-        "wordpiece", "What to train: wordpiece (for encoders), bpe or unigram (for what writes text)."
+        "wordpiece",
+        "What to train: wordpiece (for encoders), bpe or unigram (for what writes text); or bytes, untrained.",
     )
     vocab_size: int = flag(8192, "Size of the vocabulary to train.")
     extra_ids: int = flag(0, "Sentinels <extra_id_0>, ... in a bpe or unigram vocabulary, for span corruption.")
@@ -102,14 +104,15 @@ def train_tokenizer(
 
     WordPiece frames a text as [CLS] text [SEP]. BPE and Unigram end it with </s>, have bytes for characters that are
     not in the vocabulary, and keep the spaces: what they decode is the text again, but that all white space between
-    words is one space.
+    words is one space. Bytes do the same with all white space as it is.
     """
     _check(arguments)
     normalizer = _normalizer(arguments)
-    sample = _sample(tqdm(texts, desc="Reading text for the tokenizer", unit=" documents"), max_chars)
-    alphabet = _alphabet(sample, normalizer, arguments)
+    learns = arguments.tokenizer_model != "bytes"
+    sample = _sample(tqdm(texts, desc="Reading text for the tokenizer", unit=" documents"), max_chars) if learns else []
+    alphabet = _alphabet(sample, normalizer, arguments) if learns else []
     backend = MODELS[arguments.tokenizer_model](sample, normalizer, alphabet, arguments)
-    if backend.get_vocab_size() < arguments.vocab_size:
+    if learns and backend.get_vocab_size() < arguments.vocab_size:
         logger.warning(
             f"The text fills a vocabulary of {backend.get_vocab_size():,} only, not the {arguments.vocab_size:,} asked for."
         )
@@ -231,7 +234,44 @@ def _train_unigram(
     return _finished(model, normalizer, special)
 
 
-MODELS = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}
+def _take_bytes(
+    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
+) -> Tokenizer:
+    special = _special(arguments)
+    vocabulary = {token: number for number, token in enumerate(special + BYTES)}
+    backend = _finished(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True), normalizer, special)
+    backend.pre_tokenizer = None
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+MODELS = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram, "bytes": _take_bytes}
+
+
+def frame(tokenizer: PreTrainedTokenizerFast, ends: bool) -> PreTrainedTokenizerFast:
+    """The tokenizer such that a text begins as packed blocks do, and ends as they do or, for a model that goes on writing,
+    not at all. Two texts are parted in either case."""
+    first, last = tokenizer.cls_token, tokenizer.sep_token
+    end = f" {last}" if ends else ""
+    known = [(first, tokenizer.cls_token_id), (last, tokenizer.sep_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A{end}", pair=f"{first} $A {last} $B{end}", special_tokens=known
+    )
+    return tokenizer
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """How many bytes of text (UTF-8) each token stands for: special tokens for none, a space for one. WordPiece knows of no
+    spaces, and none are counted."""
+    backend = tokenizer.backend_tokenizer
+    inner = "##" if isinstance(backend.model, models.WordPiece) else ""
+    by_byte = isinstance(backend.decoder, decoders.ByteLevel)  # a letter of a token is a byte
+    sizes = np.zeros(len(tokenizer), dtype=np.int64)
+    for token, number in tokenizer.get_vocab().items():
+        text = token.removeprefix(inner).replace(SPACE, " ")
+        sizes[number] = 1 if token in BYTES else len(token if by_byte else text.encode())
+    sizes[tokenizer.all_special_ids] = 0
+    return sizes
 
 
 def _words_with_spaces() -> pre_tokenizers.PreTokenizer:
@@ -292,7 +332,8 @@ def _normalizer(arguments: TokenizerArguments) -> normalizers.Normalizer:
     if arguments.tokenizer_model == "wordpiece":
         steps.append(normalizers.BertNormalizer(strip_accents=False, lowercase=arguments.lowercase))
     else:
-        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        if arguments.tokenizer_model != "bytes":
+            steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
         steps += [normalizers.Lowercase()] * arguments.lowercase
     if arguments.strip_accents:
         # NFD also takes Hangul syllables apart; NFC puts them together again.

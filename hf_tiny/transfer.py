@@ -33,6 +33,7 @@ from .data.corpus import CorpusArguments, documents
 from .errors import InputError
 from .metrics import collect_electra, compute_electra
 from .models.electra import HfTinyElectraConfig, HfTinyElectraForPreTraining
+from .models.reformer import HfTinyReformerConfig
 from .optim import depths, layer_groups, learning_rate
 from .tokenizer import load_tokenizer
 from .train import Callback, TrainState
@@ -158,9 +159,10 @@ def _encoder_config(option: str, name: str, **changes) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         raise InputError(f"{option} {name}: no model could be found there: {error}") from error
     settings = config.to_dict()
+    causal_too = type(config) is HfTinyReformerConfig  # whose head for a text reads the states of all tokens
     if settings.get("is_encoder_decoder"):
         kind = "an encoder-decoder"
-    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not settings.get("is_decoder"):
+    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and (causal_too or not settings.get("is_decoder")):
         return config
     elif type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         kind = "a model of images"
@@ -169,8 +171,8 @@ def _encoder_config(option: str, name: str, **changes) -> PreTrainedConfig:
     else:
         kind = "not a language model that sees a whole text"
     raise InputError(
-        f"{option} {name}: {config.model_type} is {kind}. Give an encoder: one made by recipes/pretrain_electra.py, or "
-        "a BERT, RoBERTa, ELECTRA, DeBERTa or the like."
+        f"{option} {name}: {config.model_type} is {kind}. Give an encoder: one made by recipes/pretrain_electra.py or "
+        "pretrain_reformer.py, a BERT, RoBERTa, ELECTRA, DeBERTa or the like."
     )
 
 

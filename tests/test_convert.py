@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from test_models import ELECTRA, SEQ2SEQ, VIT, inputs
+from test_models import ELECTRA, REFORMER, SEQ2SEQ, VIT, inputs
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
@@ -13,6 +13,10 @@ from transformers import (
     AutoTokenizer,
     ElectraForMaskedLM,
     ElectraForPreTraining,
+    ReformerConfig,
+    ReformerForMaskedLM,
+    ReformerForSequenceClassification,
+    ReformerModelWithLMHead,
 )
 
 from hf_tiny import (
@@ -21,6 +25,9 @@ from hf_tiny import (
     HfTinyElectraForPreTraining,
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
+    HfTinyReformerConfig,
+    HfTinyReformerForCausalLM,
+    HfTinyReformerForMaskedLM,
     HfTinySeq2SeqConfig,
     HfTinySeq2SeqForConditionalGeneration,
     HfTinyTokenLinkingConfig,
@@ -31,6 +38,7 @@ from hf_tiny import (
     InputError,
     convert,
 )
+from hf_tiny.models.reformer import LSHAttention
 
 HEADS = (HfTinyElectraForSequenceClassification, HfTinyElectraForTokenClassification)
 
@@ -218,3 +226,70 @@ def test_a_vit_that_transformers_does_not_have():
     model = HfTinyViTForMaskedImageModeling(HfTinyViTConfig(**{**VIT, "image_size": [4, 8]}))
     with pytest.raises(InputError, match="square"):
         convert.vit_to_native(model)
+
+
+def native_reformer(model_class=ReformerModelWithLMHead, **changes):
+    causal = model_class is ReformerModelWithLMHead
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 6}
+    sizes |= {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [6, 10], "feed_forward_size": 24, "num_buckets": 4}
+    sizes |= {"lsh_attn_chunk_length": 8, "local_attn_chunk_length": 8, "num_hashes": 1, "hash_seed": 5}
+    layers = ["local", "lsh", "lsh"] if causal else ["lsh"] * 3
+    settings = {**sizes, "attn_layers": layers, "is_decoder": causal, "initializer_range": 0.3, **changes}
+    return varied(model_class(ReformerConfig(**settings)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("buckets", [4, [2, 4], None])
+@pytest.mark.parametrize("native_class", [ReformerModelWithLMHead, ReformerForMaskedLM])
+def test_reformer_there_and_back(native_class, buckets, tmp_path, monkeypatch):
+    """One hash, and the rotations that the native model draws: the same logits, where all is in reach and where it is not."""
+    native = native_reformer(native_class, num_buckets=buckets)
+    native.save_pretrained(tmp_path / "native")
+    convert.convert(str(tmp_path / "native"), tmp_path / "ours")
+    ours = convert.REFORMERS[native_class].from_pretrained(tmp_path / "ours")
+
+    def rotations(self, rounds: int, count: int, index: int, seed: int, device):
+        sizes = buckets if isinstance(buckets, list) else [buckets or 16]  # of 8 chunks, twice as many
+        drawn = torch.randn((2, 6, rounds, sum(sizes) // 2), generator=torch.Generator().manual_seed(5))
+        drawn = drawn.permute(2, 3, 0, 1).split([size // 2 for size in sizes], 1)[index]
+        return torch.nn.functional.pad(drawn, (0, 0, 0, 0, 0, count - drawn.shape[1]))
+
+    monkeypatch.setattr(LSHAttention, "rotations", rotations)
+    for length in (64, 8):
+        ids = torch.randint(5, 50, (2, length))
+        expected = native(ids).logits
+        assert expected.std() > 0.3
+        torch.testing.assert_close(ours(ids).logits, expected, atol=1e-5, rtol=1e-5)
+    convert.convert(str(tmp_path / "ours"), tmp_path / "back")
+    back = native_class.from_pretrained(tmp_path / "back")
+    native.lm_head.bias.zero_()  # it has no part in the logits
+    assert_same_weights(native, back)
+
+
+def reformer(model_class=HfTinyReformerForCausalLM, **changes):
+    return model_class(HfTinyReformerConfig(**{**REFORMER, "attend_across_buckets": True, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: reformer(attend_across_buckets=False), "attend_across_buckets is False"),
+        (lambda: reformer(position_embedding_type="rotary"), "position_embedding_type is 'rotary'"),
+        (lambda: reformer(HfTinyReformerForMaskedLM), "attn_layers is .'local', 'lsh'. in a model that is not causal"),
+        (reformer, "word_embeddings.weight and .* other weights have no place in a native Reformer"),
+        (lambda: native_reformer(axial_pos_embds=False), "axial_pos_embds is False: hf_tiny's Reformer only has True"),
+        (lambda: native_reformer(lsh_num_chunks_before=2), "lsh_num_chunks_before is 2"),
+        (lambda: native_reformer(ReformerForMaskedLM, attn_layers=["lsh", "local"]), "attn_layers is .* is not causal"),
+    ],
+)
+def test_a_reformer_that_the_other_side_does_not_have(make, message):
+    model = make()
+    with pytest.raises(InputError, match=message):
+        convert.CONVERSIONS[type(model)](model)
+
+
+def test_a_reformers_task_head_has_no_counterpart(tmp_path):
+    """The native one is narrower, and has another activation."""
+    native_reformer(ReformerForSequenceClassification).save_pretrained(tmp_path / "native")
+    with pytest.raises(InputError, match="ReformerForSequenceClassification has no counterpart"):
+        convert.convert(str(tmp_path / "native"), tmp_path / "ours")

@@ -60,7 +60,7 @@ def home(tmp_path_factory) -> Path:
         "learns",
         "it",
     ]
-    text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(300))
+    text = "\n".join(" ".join(words[(i * 7 + j * j) % len(words)] for j in range(12)) for i in range(1200))
     (folder / "my_texts" / "one.txt").write_text(text, encoding="utf-8")
     (folder / "more_texts" / "two.txt").write_text(text[::-1], encoding="utf-8")
     for number in range(40):
@@ -79,7 +79,7 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
 
 def test_the_commands_of_the_readme_run(home):
     launches = commands("accelerate launch")
-    assert len(launches) == 13
+    assert len(launches) == 15
     corpus = ["--train_file", "my_texts/"]
     for line in launches:
         words = shlex.split(line)
@@ -98,6 +98,7 @@ def test_the_commands_of_the_readme_run(home):
         "subjects/seed-42",
         "subjects/seed-43",
         "talk",
+        "long_reviews",
         "classes",
     ):
         assert (home / "runs" / folder / "model.safetensors").exists()

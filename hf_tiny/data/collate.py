@@ -200,6 +200,30 @@ class MaskTokens:
         }
 
 
+class NextTokens:
+    """Blocks of token ids to what a causal model reads: the token that begins a text, and text. Whatever else frames a block
+    is taken off: nothing in the text says where it stands."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.begin, self.pad = tokenizer.cls_token_id, tokenizer.pad_token_id
+        self.frame_ids = [self.begin, tokenizer.sep_token_id, self.pad]
+
+    def __repr__(self) -> str:
+        return "next tokens"
+
+    def __call__(self, rows: dict[str, np.ndarray], first: int) -> Batch:
+        texts = [row[~np.isin(row, self.frame_ids)] for row in rows["input_ids"].astype(np.int64)]
+        labels = pad_right([np.append(-100, text) for text in texts], -100)  # (batch, 1 + text)
+        begins = torch.arange(labels.shape[1]) == 0
+        items = sum(map(len, texts))
+        return {
+            "input_ids": labels.masked_fill(labels.eq(-100), self.pad).masked_fill(begins, self.begin),
+            "attention_mask": (labels.ne(-100) | begins).long(),
+            "labels": labels,
+            "num_items_in_batch": torch.tensor([items, items + len(texts)]),
+        }
+
+
 # Pairs of a source and a target: a translation, or a damaged text and what a decoder has to write
 
 

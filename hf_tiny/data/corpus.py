@@ -588,12 +588,16 @@ def _backend(content: str) -> tuple[tokenizers.Tokenizer, np.ndarray]:
 
 
 def _tokenized(texts: Texts, tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[bool, list[int]]]:
+    only_bytes = tokenizer.token_to_id("<0x0A>") is not None and tokenizer.token_to_id("▁") is None
+    before = "\n" if only_bytes else ""  # other tokens show where a word begins
     batch, size = [], 0
     for start, text in chain(texts, [(False, "")]):
         batch.append((start, text))
         size += len(text)
         if size > BATCH_CHARACTERS or not text:
-            encodings = tokenizer.encode_batch_fast([text for _, text in batch], add_special_tokens=False)
+            encodings = tokenizer.encode_batch_fast(
+                [text and before + text for _, text in batch], add_special_tokens=False
+            )
             yield from zip((start for start, _ in batch), (encoding.ids for encoding in encodings), strict=True)
             batch, size = [], 0
 

@@ -6,6 +6,7 @@ from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedImageModeling,
     AutoModelForMaskedLM,
@@ -25,6 +26,14 @@ from .electra import (
 )
 from .image_processing import HfTinyGreyImageProcessor
 from .linking import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
+from .reformer import (
+    HfTinyReformerConfig,
+    HfTinyReformerForCausalLM,
+    HfTinyReformerForMaskedLM,
+    HfTinyReformerForSequenceClassification,
+    HfTinyReformerForTokenClassification,
+    HfTinyReformerModel,
+)
 from .seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration, HfTinySeq2SeqModel
 from .vit import (
     HfTinyViTConfig,
@@ -44,6 +53,13 @@ AUTO_CLASSES = {
     HfTinySeq2SeqConfig: {
         AutoModel: HfTinySeq2SeqModel,
         AutoModelForSeq2SeqLM: HfTinySeq2SeqForConditionalGeneration,
+    },
+    HfTinyReformerConfig: {
+        AutoModel: HfTinyReformerModel,
+        AutoModelForCausalLM: HfTinyReformerForCausalLM,
+        AutoModelForMaskedLM: HfTinyReformerForMaskedLM,
+        AutoModelForSequenceClassification: HfTinyReformerForSequenceClassification,
+        AutoModelForTokenClassification: HfTinyReformerForTokenClassification,
     },
     HfTinyTokenLinkingConfig: {AutoModel: HfTinyTokenLinkingModel},
     HfTinyViTConfig: {

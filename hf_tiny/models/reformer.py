@@ -1,0 +1,680 @@
+"""Reformer (Kitaev et al., 2020): hashing attention, chunked feed-forward and reversible layers for long inputs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.generic import can_return_tuple
+
+from .heads import POOLING, SequenceClassification, TokenClassification, count_items
+from .layers import Dropout, FeedForward, HfTinyConfig, cross_entropy, linear_cross_entropy, rotary_angles, rotate
+
+LAYERS = ("lsh", "local")
+POSITIONS = ("axial", "rotary")
+THETA = 10_000.0  # of rotary positions
+ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
+UNSEEN = -1e9  # added to the score of a pair that is out of reach
+LEAST = -50.0  # the logarithm of the least weight: smaller ones are lost in the sum, and slow to compute
+FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
+
+
+@strict
+class HfTinyReformerConfig(HfTinyConfig):
+    """Half of `hidden_size` goes to each of the two streams of the reversible layers.
+
+    attn_layers: the kind of attention of each layer: "lsh" or "local".
+    attention_head_size: half of `hidden_size` / heads when None.
+    position_embedding_type: "axial" (learned, for lengths up to the product of `axial_pos_shape`) or "rotary".
+    num_hashes: rounds of hashing in an LSH layer; `forward` takes another number, too.
+    num_buckets: even, or a list of even factors; by the length of each text when None.
+    attend_across_buckets: in a causal LSH layer, a token sees all that is before it in its chunk and in the chunk before, as
+        in transformers; otherwise only `lsh_attn_chunk_length` tokens of its own bucket before it. Chunks shift with every
+        token, also with those to come: a model that looks across buckets sees a little of the future.
+    chunk_size_feed_forward: how many tokens the feed-forward layer takes at a time; all when 0.
+    is_decoder: a token sees those before it only. None lets the head decide.
+    classifier_pooling, classifier_dropout: as in ELECTRA.
+    """
+
+    model_type = "hf_tiny_reformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 320
+    hidden_size: int = 512
+    attn_layers: list[str] | tuple[str, ...] = ("local", "lsh", "local", "lsh", "local", "lsh")
+    num_attention_heads: int = 4
+    attention_head_size: int | None = None
+    intermediate_size: int = 1024
+    hidden_act: str = "relu"
+    hidden_dropout_prob: float | int = 0.05
+    attention_probs_dropout_prob: float | int = 0.0
+    position_embedding_type: str = "axial"
+    axial_pos_shape: list[int] | tuple[int, ...] = (64, 64)
+    lsh_attn_chunk_length: int = 64
+    local_attn_chunk_length: int = 64
+    num_hashes: int = 1
+    num_buckets: int | list[int] | tuple[int, ...] | None = None
+    attend_across_buckets: bool = False
+    chunk_size_feed_forward: int = 512
+    is_decoder: bool | None = None
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = True
+    classifier_pooling: str = "mean"
+    classifier_dropout: float | int | None = None
+
+    def __post_init__(self, **kwargs):
+        kwargs.pop("num_hidden_layers", None)
+        self.attn_layers, self.axial_pos_shape = list(self.attn_layers), list(self.axial_pos_shape)
+        super().__post_init__(**kwargs)
+        if not self.attn_layers or not set(self.attn_layers) <= set(LAYERS):
+            raise ValueError(f"attn_layers={self.attn_layers}: list one of {LAYERS} for each layer.")
+        for name, choices in (("position_embedding_type", POSITIONS), ("classifier_pooling", POOLING)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {choices}.")
+        for name in ("lsh_attn_chunk_length", "local_attn_chunk_length", "num_hashes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give 1 or more.")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={self.hidden_act!r} is not known: choose relu, gelu or another of ACT2FN.")
+        stream, heads = self.hidden_size // 2, self.num_attention_heads
+        if self.hidden_size % 2:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be even: half of it goes to each of the two streams."
+            )
+        if self.attention_head_size is None and stream % heads:
+            raise ValueError(
+                f"A stream of {stream} (half of hidden_size) does not divide into {heads} heads: change hidden_size or "
+                "num_attention_heads, or give attention_head_size."
+            )
+        if self.position_embedding_type == "rotary" and self.head_size % 2:
+            raise ValueError(f"Rotary positions need heads of an even size, not {self.head_size}.")
+        if len(self.axial_pos_shape) != 2 or min(self.axial_pos_shape) < 1:
+            raise ValueError(f"axial_pos_shape={self.axial_pos_shape}: give two numbers of 1 or more.")
+        if any(factor < 2 or factor % 2 for factor in self.bucket_factors or []):
+            raise ValueError(f"num_buckets={self.num_buckets}: give an even number, or a list of them.")
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.attn_layers)
+
+    @property
+    def head_size(self) -> int:
+        return self.attention_head_size or self.hidden_size // 2 // self.num_attention_heads
+
+    @property
+    def bucket_factors(self) -> list[int] | None:
+        return [self.num_buckets] if isinstance(self.num_buckets, int) else self.num_buckets
+
+
+@dataclass
+class Given:
+    """What the layers of one forward pass have in common.
+
+    real (batch, past + length): which tokens are not padding.
+    angles: of rotary positions.
+    seed: of rotations and dropout; None outside of training.
+    dense: attend over every pair of tokens, those out of reach masked, and give the weights.
+    """
+
+    real: Tensor
+    angles: tuple[Tensor, Tensor] | None
+    num_hashes: int
+    seed: int | None
+    dense: bool
+    past_key_values: Cache | None = None
+
+
+def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """Standard normal numbers that depend on the seed alone: on every device the same, and no random stream moves. More
+    rows (in the first dimension) leave those before them as they are."""
+    bits = torch.arange(torch.Size(shape).numel(), device=device) + (seed * 0x9E3779B1 & 0xFFFFFFFF)
+    for factor in (0x7FEB352D, 0x46A7F1B5, 0x5BD1E995):  # a hash of 32 bits
+        bits = (bits ^ (bits >> 16)) * factor & 0xFFFFFFFF
+    uniform = ((bits ^ (bits >> 15)).double() + 0.5) / 2**32
+    return torch.special.ndtri(uniform).float().view(shape)
+
+
+# Attention. Tokens are sorted and cut into chunks, and look at their own chunk and its neighbours.
+
+
+@dataclass
+class Reach:
+    """Which tokens see which, in each round. Places are padded to whole chunks; one more place is nowhere.
+
+    order (rounds, batch, heads or 1, chunks + 1, chunk): the places, sorted. The last chunk is what the first one sees before
+        it and the last one behind it.
+    neighbours: the chunks that a chunk looks at, relative to it.
+    at (rounds, batch, heads or 1, places + 1): the rank of each place as a key.
+    first, last, wrap (like `at`): a query sees keys with first <= at <= last or at >= wrap,
+    causal: and of those only the ones before it in the text.
+    """
+
+    order: Tensor
+    neighbours: tuple[int, ...]
+    at: Tensor
+    first: Tensor
+    last: Tensor
+    wrap: Tensor | None = None
+    causal: bool = False
+
+    def near(self, index: int, query: Tensor, key: Tensor) -> Tensor:
+        """(..., query, key): which keys a query sees in a round; both are places (batch, heads or 1, ..., count)."""
+
+        def of(mark: Tensor, places: Tensor) -> Tensor:
+            return mark[index].gather(-1, places.flatten(2)).view(places.shape)
+
+        at, query = of(self.at, key)[..., None, :], query[..., None]
+        near = (at >= of(self.first, query)) & (at <= of(self.last, query))
+        if self.wrap is not None:
+            near |= at >= of(self.wrap, query)
+        return near & (key[..., None, :] <= query) if self.causal else near
+
+    def dense(self, queries: int, keys: int) -> Tensor:
+        """(batch, heads or 1, queries, keys): what the last queries see in some round."""
+        places = torch.arange(keys, device=self.at.device).expand(*self.at.shape[1:3], -1)
+        rounds = [self.near(index, places[..., keys - queries :], places) for index in range(len(self.order))]
+        return torch.stack(rounds).any(0)
+
+
+def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """`order` and ranks (like `at`) of a `Reach`: tokens (rounds, batch, heads or 1, length) by bucket, then by place."""
+    length, size = real.shape[-1], -(-real.shape[-1] // chunk) * chunk
+    real = F.pad(real, (0, size - length))[:, None]  # (batch, 1, places)
+    places = torch.arange(size, device=real.device)
+    buckets = F.pad(buckets, (0, size - length)).masked_fill(~real, 2**31)
+    order = (buckets * size + places).sort(-1).values % size
+    ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
+    ranks = torch.where(real, ranks, ranks - 4 * size)[..., :length]  # padding is far from all tokens
+    ranks = F.pad(ranks, (0, size + 1 - length), value=-8 * size)
+    return F.pad(order, (0, chunk), value=size).unflatten(-1, (-1, chunk)), ranks.int()
+
+
+def take(x: Tensor, places: Tensor) -> Tensor:
+    """Rows of x (batch, heads, count, size) at places (batch, heads or 1, ...): (batch, heads, ..., size)."""
+    rows = torch.arange(x.shape[0] * x.shape[1], device=x.device) * x.shape[2]
+    rows = rows.view(*x.shape[:2], *[1] * (places.dim() - 2))
+    return F.embedding(places + rows, x.flatten(0, 2))
+
+
+def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, dropout: Dropout) -> Tensor:
+    """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
+    is what the paper's division by the number of its meetings comes to. Tensors are (batch, heads, length, size)."""
+    length, (chunks, chunk) = query.shape[2], reach.order.shape[-2:]
+    query, key, value = (F.pad(part, (0, 0, 0, reach.at.shape[-1] - length)) for part in (query, key, value))
+    neighbours = reach.neighbours if chunks > 2 else (0,)  # a chunk that is alone has none
+    near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(neighbours)
+    found = []
+    for index, order in enumerate(reach.order):
+        windows = order[:, :, near_chunks].flatten(-2)  # (batch, heads or 1, chunks, keys)
+        order = order[:, :, :-1]
+        with torch.no_grad():
+            seen = reach.near(index, order, windows)
+            for earlier in range(index):
+                seen &= reach.near(earlier, order, windows).logical_not_()
+            bias = torch.where(seen, 0.0, UNSEEN)
+            if alone:
+                own = bias[..., neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
+                own.fill_(UNSEEN if index else ALONE)
+        scores = (take(query, order) @ take(key, windows).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
+        top = scores.detach().amax(-1, keepdim=True)
+        scores.detach().sub_(top).clamp_(min=LEAST)
+        weights = scores.exp_()
+        y = dropout(weights).to(value.dtype) @ take(value, windows)
+        y = torch.cat((y.float(), weights.sum(-1, keepdim=True), top), dim=-1)
+        found.append(take(y.flatten(2, 3), order.flatten(2).argsort(-1)))
+    y, total, top = torch.stack(found).split((value.shape[-1], 1, 1), dim=-1)
+    share = (top - top.amax(0)).detach().exp_()  # of each round
+    return ((y * share).sum(0) / (total * share).sum(0)).to(value.dtype)[:, :, :length]
+
+
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, alone: bool, dropout: Dropout
+) -> tuple[Tensor, Tensor]:
+    """Softmax over what is `seen` (..., query, key), with the weights. The last query is the last key's token."""
+    scores = (query @ key.mT).float().masked_fill(~seen, UNSEEN)
+    if alone:
+        scores.diagonal(key.shape[2] - query.shape[2], -2, -1).fill_(ALONE)
+    weights = dropout(scores.softmax(-1).to(value.dtype))
+    return weights @ value, weights
+
+
+class ReformerAttention(nn.Module):
+    """What both kinds have in common. Tensors are (batch, heads, length, size) in between."""
+
+    parts: int  # of the projection: (query and key in one, value) or (query, key, value)
+    alone: bool  # a token sees itself only where it sees nothing else
+
+    def __init__(self, config: HfTinyReformerConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        width = self.num_heads * self.head_size
+        self.qkv = nn.Linear(config.hidden_size // 2, self.parts * width)
+        self.out = nn.Linear(width, config.hidden_size // 2)
+        self.dropout = Dropout(config.attention_probs_dropout_prob)
+
+    def keys_of(self, key: Tensor) -> Tensor:
+        return key * self.head_size**-0.5
+
+    def forward(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
+        projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
+        query, key, value = projected[0], projected[-2], projected[-1]  # (batch, length, heads, size)
+        if given.angles is not None:
+            query, key = rotate(query, *given.angles), rotate(key, *given.angles)
+        query, key, value = (part.transpose(1, 2).to(value.dtype) for part in (query, self.keys_of(key), value))
+        if given.past_key_values is not None:
+            key, value = given.past_key_values.update(key, value, self.layer_idx)
+        reach, lengths = self.reach(key, given), (query.shape[2], key.shape[2])
+        if given.dense or lengths[0] < lengths[1]:
+            y, weights = dense_attention(query, key, value, reach.dense(*lengths), self.alone, self.dropout)
+        else:
+            y, weights = chunked_attention(query, key, value, reach, self.alone, self.dropout), None
+        return self.out(y.transpose(1, 2).flatten(2)), weights
+
+
+class LocalAttention(ReformerAttention):
+    """A token sees its chunk of the text and the one before, and without `is_decoder` also the one behind."""
+
+    parts = 3
+    alone = False
+
+    def reach(self, key: Tensor, given: Given) -> Reach:
+        chunk = min(self.config.local_attn_chunk_length, key.shape[2])
+        order, ranks = sort_tokens(torch.zeros_like(given.real, dtype=torch.long)[None, :, None], given.real, chunk)
+        first = (ranks // chunk - 1) * chunk
+        if self.config.is_decoder:
+            return Reach(order, (-1, 0), ranks, first, ranks)
+        return Reach(order, (-1, 0, 1), ranks, first, first + 3 * chunk - 1)
+
+
+class LSHAttention(ReformerAttention):
+    """Query and key are one, so that tokens with similar ones fall into the same bucket of a random hash. Sorted by bucket,
+    a token sees what is near: see `attend_across_buckets` of the config."""
+
+    parts = 2
+    alone = True
+
+    def keys_of(self, key: Tensor) -> Tensor:
+        """Of length 1, as they are compared with queries of any length."""
+        return super().keys_of(key * torch.rsqrt(key.float().square().mean(-1, keepdim=True) + 1e-6))
+
+    @property
+    def across(self) -> bool:
+        return self.config.attend_across_buckets or not self.config.is_decoder
+
+    @torch.no_grad()
+    def reach(self, key: Tensor, given: Given) -> Reach:
+        chunk = min(self.config.lsh_attn_chunk_length, key.shape[2])
+        chunks = (given.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
+        buckets = self.buckets(key, chunks, given)
+        order, ranks = sort_tokens(buckets, given.real, chunk)
+        if not self.across:  # another bucket is further away than a chunk; two chunks are one bucket
+            buckets = F.pad(buckets, (0, ranks.shape[-1] - buckets.shape[-1])).int()
+            at = ranks + buckets * chunk * (ranks >= 0)
+            return Reach(order, (-1, 0), at, at - torch.where(chunks > 2, chunk, 2 * chunk).int(), at - 1)
+        last = (chunks - 1)[..., None].expand(*order.shape[:3], 1, chunk)  # a text's last chunk is before its first one
+        order[..., -1:, :] = order.gather(-2, last).masked_fill(chunks[..., None] == 1, ranks.shape[-1] - 1)
+        first = (ranks // chunk - 1) * chunk
+        wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
+        return Reach(order, (-1, 0), ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
+
+    def buckets(self, x: Tensor, chunks: Tensor, given: Given) -> Tensor:
+        """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""
+        length, chunk = x.shape[2], self.config.lsh_attn_chunk_length
+        rounds = given.num_hashes if length > 2 * chunk else 1  # in two chunks, all is in reach
+        if self.config.bucket_factors is None:  # the power of two at or below the number of chunks, or twice that
+            less = 0 if self.across else 1
+            bits, most = torch.frexp(chunks.float()).exponent - less, (-(-length // chunk)).bit_length() - less
+            factors = [(2 ** (bits - done).clamp(0, FACTOR), 2**FACTOR) for done in range(0, most, FACTOR)]
+        else:
+            factors = [(torch.full_like(chunks, factor), factor) for factor in self.config.bucket_factors]
+        result, scale = torch.zeros(rounds, *x.shape[:3], dtype=torch.long, device=x.device), 1
+        for index, (factor, largest) in enumerate(factors):
+            rotations = self.rotations(rounds, largest // 2, index, given.seed or 0, x.device)
+            unused = torch.arange(largest // 2, device=x.device) >= factor[..., None] // 2
+            turned = torch.einsum("bhls,rchs->rbhlc", x.float(), rotations).masked_fill(unused, 0.0)
+            best = turned.abs().argmax(-1)
+            negative = turned.gather(-1, best[..., None]).squeeze(-1) < 0
+            result = result + scale * (best + negative * (factor // 2))
+            scale = scale * factor
+        return result if self.across else result * (chunks > 2)
+
+    def rotations(self, rounds: int, count: int, index: int, seed: int, device: torch.device) -> Tensor:
+        """(rounds, count, heads, size), for the factor `index` of the number of buckets."""
+        seed = (seed * 1009 + self.layer_idx) * 1009 + index
+        return normal_numbers((rounds, count, self.num_heads, self.head_size), seed, device)
+
+
+ATTENTION = {"lsh": LSHAttention, "local": LocalAttention}
+
+
+# Reversible layers
+
+
+@contextmanager
+def random_numbers(given: Given, place: int, device: torch.device) -> Iterator[None]:
+    """In training, those of a place in the model inside, and the user's own ones untouched outside."""
+    if given.seed is None:
+        yield
+        return
+    other = device.type != "cpu"
+    with torch.random.fork_rng([device] if other else [], device_type=device.type if other else "cuda"):
+        torch.default_generator.manual_seed(given.seed + place)
+        if other:
+            torch.get_device_module(device).manual_seed(given.seed + place)
+        yield
+
+
+class ReformerBlock(nn.Module):
+    """Attention for one stream, feed-forward for the other: y1 = x1 + attend(x2), y2 = x2 + feed(y1)."""
+
+    def __init__(self, config: HfTinyReformerConfig, layer_idx: int):
+        super().__init__()
+        size = config.hidden_size // 2
+        self.layer_idx = layer_idx
+        self.chunk_size = config.chunk_size_feed_forward
+        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.attention = ATTENTION[config.attn_layers[layer_idx]](config, layer_idx)
+        self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(config, size, config.intermediate_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def attend(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
+        with random_numbers(given, 2 * self.layer_idx, x.device):
+            y, weights = self.attention(self.attention_norm(x.to(self.attention_norm.weight.dtype)), given)
+            return self.dropout(y), weights
+
+    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The tokens of x (batch, length, size) in pieces for `feed`."""
+        return x.flatten(0, 1).split(self.chunk_size or x.shape[0] * x.shape[1])
+
+    def feed(self, x: Tensor) -> Tensor:
+        return self.dropout(self.feed_forward(self.feed_forward_norm(x.to(self.feed_forward_norm.weight.dtype))))
+
+    def forward(self, x1: Tensor, x2: Tensor, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
+        y, weights = self.attend(x2, given)
+        y1 = x1 + y
+        with random_numbers(given, 2 * self.layer_idx + 1, y1.device):
+            fed = torch.cat([self.feed(piece) for piece in self.pieces(y1)])
+        return y1, x2 + fed.view_as(x2), weights
+
+
+class Reversible(torch.autograd.Function):
+    """All blocks; only their output is kept. Backward computes each block's input from its output, once more with a graph.
+
+    The parameters are inputs, so that they get their gradients like those of any other function.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, blocks: nn.ModuleList, given: Given, *parameters: Tensor) -> Tensor:
+        device = x.device.type
+        ctx.blocks, ctx.given, ctx.parameters = blocks, given, parameters
+        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), False)
+        y1, y2 = x.chunk(2, dim=-1)
+        with torch.autocast(*ctx.autocast):
+            for block in blocks:
+                y1, y2, _ = block(y1, y2, given)
+        y = torch.cat((y1, y2), dim=-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y1, y2 = ctx.saved_tensors[0].chunk(2, dim=-1)
+        grad1, grad2 = grad.chunk(2, dim=-1)
+        # Allocated at once: between the activations of all layers they would scatter the free memory.
+        grads = {parameter: torch.zeros_like(parameter) for parameter in ctx.parameters if parameter.requires_grad}
+
+        def differentiate(y: Tensor, x: Tensor, grad: Tensor, parameters: list[Tensor]) -> Tensor:
+            """The gradient of x; those of the parameters are added to what is known."""
+            x_grad, *found = torch.autograd.grad(y, [x, *parameters], grad.to(y.dtype), allow_unused=True)
+            for parameter, new in zip(parameters, found, strict=True):
+                if new is not None:
+                    grads[parameter] += new
+            return x_grad
+
+        with torch.enable_grad(), torch.autocast(*ctx.autocast):
+            for block in reversed(ctx.blocks):
+                parameters = [parameter for parameter in block.parameters() if parameter.requires_grad]
+                fed, fed_grads = [], []
+                with random_numbers(ctx.given, 2 * block.layer_idx + 1, y1.device):
+                    for piece, piece_grad in zip(block.pieces(y1), block.pieces(grad2), strict=True):
+                        piece = piece.detach().requires_grad_()
+                        new = block.feed(piece)
+                        fed_grads.append(differentiate(new, piece, piece_grad, parameters))
+                        fed.append(new.detach())
+                y2 = y2 - torch.cat(fed).view_as(y2)
+                grad1 = grad1 + torch.cat(fed_grads).view_as(grad1)
+                x2 = y2.detach().requires_grad_()
+                attended, _ = block.attend(x2, ctx.given)
+                grad2 = grad2 + differentiate(attended, x2, grad1, parameters)
+                y1 = y1 - attended.detach()
+        return torch.cat((grad1, grad2), dim=-1), None, None, *(grads.get(p) for p in ctx.parameters)
+
+
+def refuse_what_cannot_work(blocks: nn.ModuleList) -> None:
+    """Each of these would train with wrong gradients, or fail far from the cause."""
+    wrapper = DistributedDataParallel._get_active_ddp_module()
+    if wrapper is not None and wrapper.static_graph:
+        raise ValueError(
+            "DistributedDataParallel(static_graph=True) does not count the gradients that reversible layers give to their "
+            "parameters all at once: leave static_graph out."
+        )
+    if any(not isinstance(b, ReformerBlock) or any(isinstance(p, DTensor) for p in b.parameters()) for b in blocks):
+        raise ValueError(
+            "The layers are wrapped or sharded one by one, but all reversible layers run backward as one function: shard "
+            "the whole model at its root only."
+        )
+
+
+# Models
+
+
+class ReformerEmbeddings(nn.Module):
+    def __init__(self, config: HfTinyReformerConfig):
+        super().__init__()
+        size = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.axial = config.position_embedding_type == "axial"
+        if self.axial:
+            self.row_embeddings, self.column_embeddings = (nn.Embedding(n, size) for n in config.axial_pos_shape)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, position_ids: Tensor, longest: int) -> Tensor:
+        """x (batch, length, hidden): word embeddings; longest: more than any position."""
+        if self.axial:
+            rows, columns = self.row_embeddings.num_embeddings, self.column_embeddings.num_embeddings
+            if longest > rows * columns:
+                raise ValueError(
+                    f"{longest} tokens, but axial_pos_shape [{rows}, {columns}] has {rows * columns} places: "
+                    f"[{-(-longest // columns)}, {columns}] would do."
+                )
+            x = x + self.row_embeddings(position_ids // columns) + self.column_embeddings(position_ids % columns)
+        return self.dropout(x)
+
+
+class HfTinyReformerPreTrainedModel(PreTrainedModel):
+    """eager: attention over all pairs of tokens, those out of reach masked; sdpa: chunk by chunk, the same result."""
+
+    config: HfTinyReformerConfig
+    base_model_prefix = "reformer"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _input_embed_layer = "word_embeddings"
+    _no_split_modules = ["HfTinyReformerModel"]
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return True
+
+
+class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
+    # Accepted and without effect: reversible layers keep less than checkpoints would.
+    gradient_checkpointing = False
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head"]
+
+    def __init__(self, config: HfTinyReformerConfig):
+        super().__init__(config)
+        self.embeddings = ReformerEmbeddings(config)
+        self.layers = nn.ModuleList(ReformerBlock(config, index) for index in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        num_hashes: int | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        """
+        attention_mask (batch, past + length): 0 at padding, wherever it stands.
+        token_type_ids: not used; there are no embeddings for them.
+        num_hashes: instead of the config's.
+        output_hidden_states, output_attentions: with these, memory grows with depth, and with the square of the length.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+        config = self.config
+        with_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        with_weights = config.output_attentions if output_attentions is None else output_attentions
+        if use_cache and past_key_values is None and config.is_decoder:
+            past_key_values = DynamicCache(config=config)
+        x = self.embeddings.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, length, _ = x.shape
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        everything = torch.ones(batch, past + length, device=x.device)
+        real = (everything if attention_mask is None else attention_mask).bool()
+        if position_ids is None:
+            position_ids = (real.cumsum(1) - 1).clamp(min=0)[:, past:]
+        x = self.embeddings(x, position_ids, past + length)
+        angles = None
+        if config.position_embedding_type == "rotary":
+            angles = rotary_angles(position_ids, config.head_size, THETA, x.dtype)
+        seed = int(torch.randint(2**31, ())) if self.training else None
+        dense = with_weights or config._attn_implementation == "eager"
+        given = Given(real, angles, num_hashes or config.num_hashes, seed, dense, past_key_values)
+        dtype, x = x.dtype, x.float()  # what is computed backwards must not lose digits
+        states, attentions = [x], []
+        plain = with_states or with_weights or past_key_values is not None or torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and not plain:
+            refuse_what_cannot_work(self.layers)
+            x = Reversible.apply(x, self.layers, given, *self.layers.parameters())
+        else:
+            x1, x2 = x.chunk(2, dim=-1)
+            for block in self.layers:
+                x1, x2, weights = block(x1, x2, given)
+                attentions.append(weights)
+                if with_states:
+                    states.append(torch.cat((x1, x2), dim=-1))
+            x = torch.cat((x1, x2), dim=-1)
+        x = self.dropout(self.norm(x.to(dtype)))
+        states = (*states[:-1], x) if with_states else None
+        return BaseModelOutputWithPast(x, past_key_values, states, tuple(attentions) if with_weights else None)
+
+
+class ReformerLM(HfTinyReformerPreTrainedModel):
+    """What the two language models have in common."""
+
+    _tied_weights_keys = {"lm_head.weight": "reformer.embeddings.word_embeddings.weight"}
+    causal: bool
+
+    def __init__(self, config: HfTinyReformerConfig):
+        if config.is_decoder is not None and config.is_decoder != self.causal:
+            other = "HfTinyReformerForMaskedLM" if self.causal else "HfTinyReformerForCausalLM"
+            raise ValueError(f"is_decoder={config.is_decoder}: this model is for {other}.")
+        config.is_decoder = self.causal
+        super().__init__(config)
+        self.reformer = HfTinyReformerModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def predict(self, x: Tensor, labels: Tensor | None, num_items: Tensor | int | None) -> tuple[Tensor | None, ...]:
+        """The loss, if there are labels, and the logits, unless there are labels in training."""
+        if labels is None:
+            return None, self.lm_head(x)
+        count = count_items(labels, num_items)
+        if self.training and type(self.lm_head) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
+            known = labels.ne(-100)
+            return linear_cross_entropy(x[known], self.lm_head, labels[known], count, 0.0)[0], None
+        logits = self.lm_head(x)
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), count), logits
+
+
+class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
+    causal = True
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """
+        labels (batch, length): the input; each token is predicted from those before it. -100 where there is nothing to learn.
+        kwargs: as in `HfTinyReformerModel`. With past_key_values the logits are those without while the number of buckets
+            stays: from the third chunk on always with `num_buckets` in the config, otherwise until the number of chunks has
+            doubled.
+        """
+        outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
+        x = outputs.last_hidden_state if labels is not None else slice_logits_to_keep(outputs[0], logits_to_keep)
+        if labels is not None:
+            labels = F.pad(labels[:, 1:], (0, 1), value=-100)
+        loss, logits = self.predict(x, labels, num_items_in_batch)
+        return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+
+
+class HfTinyReformerForMaskedLM(ReformerLM):
+    causal = False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """labels (batch, length): the original token where it is masked, else -100. kwargs: as in `HfTinyReformerModel`."""
+        outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
+        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch)
+        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class HfTinyReformerForSequenceClassification(SequenceClassification, HfTinyReformerPreTrainedModel):
+    encoder_class = HfTinyReformerModel
+
+
+class HfTinyReformerForTokenClassification(TokenClassification, HfTinyReformerPreTrainedModel):
+    encoder_class = HfTinyReformerModel
