@@ -91,7 +91,7 @@ def test_training_is_deterministic_across_processes():
     )
     run = [sys.executable, "-c", code]
     first, second = (subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() for _ in range(2))
-    assert first == second and len(set(first)) == 3
+    assert first == second and len(set(first)) == 4
 
 
 # BPE and Unigram
