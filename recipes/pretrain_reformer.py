@@ -12,7 +12,8 @@ from typing import ClassVar
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM, InputError
 from hf_tiny.arguments import flag
 from hf_tiny.data.collate import Batches, MaskTokens, NextTokens
-from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint, load_blocks
+from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint
+from hf_tiny.data.stream import text_batches
 from hf_tiny.metrics import Evaluation, collect_tokens, compute_tokens
 from hf_tiny.tokenizer import TokenizerArguments, frame, load_tokenizer, token_bytes
 from hf_tiny.train import TrainConfig, run, train
@@ -61,11 +62,9 @@ def main(recipe: Recipe) -> dict[str, float]:
     tokenizer = load_tokenizer(recipe, lambda: documents(recipe), fingerprint(recipe), model_max_length=length)
     tokenizer = frame(tokenizer, ends=recipe.objective == "masked")
     model = model_class(model_config(recipe, tokenizer))
-    blocks = load_blocks(recipe, tokenizer, recipe.seed)
-    held_out = blocks["validation"].shuffle(seed=0).take(min(recipe.max_eval_samples, len(blocks["validation"])))
     hide = MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed)
     collate = NextTokens(tokenizer) if recipe.objective == "causal" else hide
-    batches = Batches(blocks["train"], collate, recipe.per_device_train_batch_size, recipe.seed)
+    batches, held_out = text_batches(recipe, tokenizer, collate)
     held_out_batches = Batches(held_out, collate, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     evaluate = Evaluation(held_out_batches, collect_tokens(token_bytes(tokenizer)), compute_tokens)
     about = {"pipeline_tag": task, "data": recipe.corpus_name, "filled": {"mask": tokenizer.mask_token}}

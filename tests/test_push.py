@@ -21,6 +21,7 @@ from unittest import mock
 
 import huggingface_hub
 import pytest
+import test_convert
 import test_models
 import tiny_run
 import torch
@@ -347,6 +348,7 @@ OTHERS = {  # name -> recipe, and flags beside those that all have
     "patches": ("pretrain_vit", {}),
     "digits": ("finetune_images", {}),
     "parser": ("finetune_parser", {"model_name_or_path": "someone/electra"}),
+    "reformer": ("pretrain_reformer", {"train_file": "text.txt", "vocab_size": 400, "max_seq_length": 64}),
 }
 
 
@@ -432,6 +434,7 @@ NATIVE = {  # what becomes of an export, by its Auto class
     "native-generator": ("AutoModelForMaskedLM", "electra"),
     "native-image": ("AutoModelForImageClassification", "vit"),
     "native-translator": ("AutoModelForSeq2SeqLM", "marian"),
+    "native-reformer": ("AutoModelForCausalLM", "reformer"),
 }
 
 
@@ -453,6 +456,8 @@ def push_native(folder: str) -> None:
         "native-generator": HfTinyElectraForMaskedLM.from_pretrained("someone/paper"),
         "native-image": HfTinyViTForImageClassification(vit),
         "native-translator": HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqConfig(**test_models.SEQ2SEQ)),
+        # Only what came from there can go back; hashes are random there.
+        "native-reformer": convert.reformer_from_native(test_convert.native_reformer(attn_layers=["local"] * 2)),
     }
     for name, model in models.items():
         target = Path(folder, "native-electra", name.removeprefix("native-"))
