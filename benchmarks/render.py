@@ -46,6 +46,13 @@ COLUMNS = {
         "gain in points": "figures.gain",
         "minutes a run": "figures.minutes",
     },
+    "streaming": {
+        "text": "what",
+        "tokens of an epoch": "figures.tokens",
+        "tokens a second": "figures.tokens_per_second",
+        "peak MB, vocabulary": "figures.vocabulary_mb",
+        "peak MB, stream": "figures.stream_mb",
+    },
     "transfer": {
         "fine-tuned with": "what",
         "film reviews, English: accuracy": "figures.english",

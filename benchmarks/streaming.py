@@ -33,17 +33,18 @@ def made_up(size: int) -> bytes:
 
 
 def write(folder: Path, megabytes: int, texts: list[Path]) -> None:
-    """The texts, again and again, in shards of equal size."""
+    """The lines of the texts, mixed, again and again, in shards of equal size."""
     folder.mkdir(parents=True)
     size = megabytes * 1_000_000 // SHARDS
     if texts:
-        lines = cycle(line for path in texts for line in path.read_bytes().splitlines(keepends=True) if line.strip())
+        lines = [line for path in texts for line in path.read_bytes().splitlines(keepends=True) if line.strip()]
     else:
-        lines = cycle(made_up(2_000_000).splitlines(keepends=True))
+        lines = made_up(2_000_000).splitlines(keepends=True)
+    mixed = cycle(np.random.default_rng(0).permutation(len(lines)).tolist())
     for number in range(SHARDS):
         with open(folder / f"{number:02d}.txt", "wb") as file:
             while file.tell() < size:
-                file.write(next(lines))
+                file.write(lines[next(mixed)])
 
 
 def read(folder: Path, cache: Path, stage: str) -> None:

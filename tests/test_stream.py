@@ -18,6 +18,7 @@ from tiny_run import ROOT, assert_same_training, largest_difference
 
 from hf_tiny import InputError, checkpoint, train
 from hf_tiny.data import corpus
+from hf_tiny.data import stream as streaming
 from hf_tiny.data.corpus import CorpusArguments, load_blocks, plan_packing
 from hf_tiny.data.stream import Corpus, Share, StreamedBatches, first_blocks, open_corpora
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
@@ -89,6 +90,8 @@ def test_an_epoch_of_all_lanes_is_the_prepared_corpus(text, tokenizer, lanes):
         assert sum((Counter(share[epoch]) for share in shares), Counter()) == expected
     orders = [[block for share in shares for block in share[epoch]] for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
+    given = [sum(len(Share(only, lane, lanes, 7, (e, None)).dealt()) for e in range(lanes)) for lane in range(lanes)]
+    assert given == [12] * lanes  # though 12 shards cannot be divided by 5
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 40])
@@ -127,6 +130,24 @@ def test_a_state_goes_on_with_the_very_next_batch(text, tokenizer, lanes, buffer
         for index in range(saved_at, 48):
             assert again[index][1] == expected[index][1] == 5 * index
             assert (again[index][0]["input_ids"] == expected[index][0]["input_ids"]).all()
+
+
+def test_going_on_reads_only_the_shards_that_were_open(text, tokenizer, monkeypatch):
+    batches = stream(corpora(tokenizer, text))
+    for index in range(26):
+        batches[index]
+    state, packed = batches.state_dict(24), []
+    pack = streaming.pack_shard
+    monkeypatch.setattr(streaming, "pack_shard", lambda *turn: packed.append(turn[0]) or pack(*turn))
+    again = stream(corpora(tokenizer, text))
+    again.load_state_dict(state)
+    order = [turn[0] for turn in Share(again.corpora[0], 0, 1, 7, (0, None)).dealt()]
+    resumed = again[24][0]["input_ids"]
+    assert packed == order[8:10]
+    assert (
+        stream(corpora(tokenizer, text))[24][0]["input_ids"] == resumed
+    ).all()  # without a state it reads all before
+    assert packed == order[8:10] + order[:10]
 
 
 def test_each_process_saves_its_own_lanes(text, tokenizer):
