@@ -108,6 +108,35 @@ COLUMNS = {
         "BLEU: as there?": "figures.BLEU: as there?",
         "minutes a run": "figures.minutes a run",
     },
+    "electra_ablation": {
+        "row": "what",
+        "score": "figures.score",
+        "score, paper": "figures.score, paper",
+        "reviews": "figures.nsmc",
+        "parts of speech": "figures.gsd",
+        "MLM accuracy": "figures.MLM accuracy",
+        "RTD AUC": "figures.RTD AUC",
+        "steps": "figures.steps",
+        "TFLOP": "figures.TFLOP",
+        "as there?": "figures.score: as there?",
+        "minutes": "figures.minutes a run",
+    },
+    "copy": {"hashes": "what", "accuracy, %": "figures.here", "paper, %": "figures.paper"},
+    "long_text": {
+        "model": "what",
+        "tokens": "figures.train_tokens",
+        "minutes": "figures.train_minutes",
+        "cores": "figures.num_threads",
+        "bits per byte": "figures.eval_bits_per_byte",
+        "accuracy of the next token": "figures.eval_accuracy",
+    },
+    "listops": {
+        "model": "what",
+        "accuracy": "figures.test_accuracy",
+        "always the most frequent": "figures.test_majority",
+        "minutes": "figures.train_minutes",
+        "cores": "figures.num_threads",
+    },
     "projection": {"of ELECTRA-base": "what", "figure": "figures.value", "from": "figures.how"},
     "bench_finetune": {
         "compared with": "what",
@@ -118,7 +147,7 @@ COLUMNS = {
     },
     **{
         name: {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"}
-        for name in ("bench", "bench_seq2seq", "bench_vit")
+        for name in ("bench", "bench_seq2seq", "bench_vit", "bench_reformer")
     },
 }
 
