@@ -117,7 +117,7 @@ def measure(side: str, length: int, depth: int, repetitions: int) -> tuple[float
     memory = max(0.1, megabytes("VmHWM") - before - gradients)
     competitor.step()  # the optimiser's state
     times = [competitor.step()]
-    while len(times) < repetitions and sum(times) < 2 * MOST_SECONDS:
+    while len(times) < repetitions and sum(times) < MOST_SECONDS / 2:
         times.append(competitor.step())
     return round(statistics.median(times), 5), round(memory, 2)
 

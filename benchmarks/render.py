@@ -128,7 +128,7 @@ COLUMNS = {
         "minutes": "figures.train_minutes",
         "cores": "figures.num_threads",
         "bits per byte": "figures.eval_bits_per_byte",
-        "accuracy of the next token": "figures.eval_accuracy",
+        "PPL of a token": "figures.eval_ppl",
     },
     "listops": {
         "model": "what",

@@ -1,4 +1,4 @@
-"""Train the three kinds of tokenizers on a corpus, and compare how they cut text that was held out.
+"""Train each kind of tokenizer on a corpus, and compare how they cut text that was held out.
 
 python recipes/compare_tokenizers.py --train_file my_texts/ --vocab_size 8192  # or nothing, for the built-in corpus
 """
@@ -13,7 +13,7 @@ from hf_tiny.train import TrainConfig, run
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
-    """Train the three kinds of tokenizers on a corpus, and compare how they cut text that was held out."""
+    """Train each kind of tokenizer on a corpus, and compare how they cut text that was held out."""
 
     max_eval_samples: int = flag(10_000, "Held-out documents to compare them on.")
 

@@ -79,7 +79,7 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess:
 
 def test_the_commands_of_the_readme_run(home):
     launches = commands("accelerate launch")
-    assert len(launches) == 15
+    assert len(launches) == 16
     corpus = ["--train_file", "my_texts/"]
     for line in launches:
         words = shlex.split(line)

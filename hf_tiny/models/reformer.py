@@ -216,8 +216,7 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, a
     is what the paper's division by the number of its meetings comes to. Tensors are (batch, heads, length, size)."""
     length, (chunks, chunk) = query.shape[2], reach.order.shape[-2:]
     query, key, value = (F.pad(part, (0, 0, 0, reach.at.shape[-1] - length)) for part in (query, key, value))
-    neighbours = reach.neighbours if chunks > 2 else (0,)  # a chunk that is alone has none
-    near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(neighbours)
+    near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(reach.neighbours)
     found = []
     for index, order in enumerate(reach.order):
         windows = order[:, :, near_chunks].flatten(-2)  # (batch, heads or 1, chunks, keys)
@@ -228,7 +227,7 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, a
                 seen &= reach.near(earlier, order, windows).logical_not_()
             bias = torch.where(seen, 0.0, UNSEEN)
             if alone:
-                own = bias[..., neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
+                own = bias[..., reach.neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
                 own.fill_(UNSEEN if index else ALONE)
         scores = (take(query, order) @ take(key, windows).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
         top = scores.detach().amax(-1, keepdim=True)
@@ -253,9 +252,25 @@ def dense_attention(
     return weights @ value, weights
 
 
+def full_attention(
+    query: Tensor, key: Tensor, value: Tensor, real: Tensor, causal: bool, alone: bool, dropout: Dropout
+) -> Tensor:
+    """Where all tokens are in one chunk, everything is in reach."""
+    seen, least = real[:, None, None], torch.finfo(query.dtype).min
+    if causal:
+        seen = seen & torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril()
+    bias = torch.where(seen, query.new_zeros(()), least).expand(-1, -1, real.shape[1], -1)
+    if alone:
+        bias = bias.clone()
+        bias.diagonal(dim1=-2, dim2=-1).fill_(least / 2)  # more than what is unseen, less than anything else
+    rate = dropout.p if dropout.training else 0.0
+    return F.scaled_dot_product_attention(query, key, value, bias, rate, scale=1.0)
+
+
 class ReformerAttention(nn.Module):
     """What both kinds have in common. Tensors are (batch, heads, length, size) in between."""
 
+    kind: str  # one of LAYERS
     parts: int  # of the projection: (query and key in one, value) or (query, key, value)
     alone: bool  # a token sees itself only where it sees nothing else
 
@@ -264,6 +279,7 @@ class ReformerAttention(nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        self.chunk = {"lsh": config.lsh_attn_chunk_length, "local": config.local_attn_chunk_length}[self.kind]
         width = self.num_heads * self.head_size
         self.qkv = nn.Linear(config.hidden_size // 2, self.parts * width)
         self.out = nn.Linear(width, config.hidden_size // 2)
@@ -280,22 +296,27 @@ class ReformerAttention(nn.Module):
         query, key, value = (part.transpose(1, 2).to(value.dtype) for part in (query, self.keys_of(key), value))
         if given.past_key_values is not None:
             key, value = given.past_key_values.update(key, value, self.layer_idx)
-        reach, lengths = self.reach(key, given), (query.shape[2], key.shape[2])
+        lengths, weights = (query.shape[2], key.shape[2]), None
         if given.dense or lengths[0] < lengths[1]:
-            y, weights = dense_attention(query, key, value, reach.dense(*lengths), self.alone, self.dropout)
+            seen = self.reach(key, given).dense(*lengths)
+            y, weights = dense_attention(query, key, value, seen, self.alone, self.dropout)
+        elif lengths[1] <= self.chunk:
+            causal = bool(self.config.is_decoder)
+            y = full_attention(query, key, value, given.real, causal, self.alone, self.dropout)
         else:
-            y, weights = chunked_attention(query, key, value, reach, self.alone, self.dropout), None
+            y = chunked_attention(query, key, value, self.reach(key, given), self.alone, self.dropout)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
 
 class LocalAttention(ReformerAttention):
     """A token sees its chunk of the text and the one before, and without `is_decoder` also the one behind."""
 
+    kind = "local"
     parts = 3
     alone = False
 
     def reach(self, key: Tensor, given: Given) -> Reach:
-        chunk = min(self.config.local_attn_chunk_length, key.shape[2])
+        chunk = min(self.chunk, key.shape[2])
         order, ranks = sort_tokens(torch.zeros_like(given.real, dtype=torch.long)[None, :, None], given.real, chunk)
         first = (ranks // chunk - 1) * chunk
         if self.config.is_decoder:
@@ -307,6 +328,7 @@ class LSHAttention(ReformerAttention):
     """Query and key are one, so that tokens with similar ones fall into the same bucket of a random hash. Sorted by bucket,
     a token sees what is near: see `attend_across_buckets` of the config."""
 
+    kind = "lsh"
     parts = 2
     alone = True
 
@@ -320,7 +342,7 @@ class LSHAttention(ReformerAttention):
 
     @torch.no_grad()
     def reach(self, key: Tensor, given: Given) -> Reach:
-        chunk = min(self.config.lsh_attn_chunk_length, key.shape[2])
+        chunk = min(self.chunk, key.shape[2])
         chunks = (given.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
         buckets = self.buckets(key, chunks, given)
         order, ranks = sort_tokens(buckets, given.real, chunk)
@@ -336,7 +358,7 @@ class LSHAttention(ReformerAttention):
 
     def buckets(self, x: Tensor, chunks: Tensor, given: Given) -> Tensor:
         """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""
-        length, chunk = x.shape[2], self.config.lsh_attn_chunk_length
+        length, chunk = x.shape[2], self.chunk
         rounds = given.num_hashes if length > 2 * chunk else 1  # in two chunks, all is in reach
         if self.config.bucket_factors is None:  # the power of two at or below the number of chunks, or twice that
             less = 0 if self.across else 1
@@ -361,7 +383,7 @@ class LSHAttention(ReformerAttention):
         return normal_numbers((rounds, count, self.num_heads, self.head_size), seed, device)
 
 
-ATTENTION = {"lsh": LSHAttention, "local": LocalAttention}
+ATTENTION = {one.kind: one for one in (LSHAttention, LocalAttention)}
 
 
 # Reversible layers
