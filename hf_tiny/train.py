@@ -28,6 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from . import arguments, checkpoint, hub
 from .arguments import flag
+from .data.collate import Source
 from .errors import InputError
 from .optim import build_optimizer, drop_frozen_gradients, learning_rate_factor, set_learning_rate, warmup_length
 
@@ -229,7 +230,7 @@ def start(config: TrainConfig) -> None:
 
 def train(
     model: nn.Module,
-    batches,
+    batches: Source,
     config: TrainConfig,
     *,
     evaluate=None,

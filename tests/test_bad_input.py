@@ -137,7 +137,8 @@ def finished(tmp_path_factory):
 
 
 def contents(folder) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != checkpoint.LOCK)
+    return {str(path): path.read_bytes() for path in files}
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(finished):

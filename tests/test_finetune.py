@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForTokenClassification, hub
+from hf_tiny.data.collate import Source
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 from hf_tiny.train import TrainConfig, train
 from hf_tiny.trees import maximum_spanning_tree
@@ -614,7 +615,7 @@ def test_a_killed_run_resumes_bit_for_bit_and_only_as_what_it_was(home, tmp_path
 
 
 @dataclass
-class Given:
+class Given(Source):
     """Micro-batches that were made by hand."""
 
     micro_batches: list[dict]

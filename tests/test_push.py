@@ -348,7 +348,7 @@ OTHERS = {  # name -> recipe, and flags beside those that all have
     "patches": ("pretrain_vit", {}),
     "digits": ("finetune_images", {}),
     "parser": ("finetune_parser", {"model_name_or_path": "someone/electra"}),
-    "reformer": ("pretrain_reformer", {"train_file": "text.txt", "vocab_size": 400, "max_seq_length": 64}),
+    "reformer": ("pretrain_reformer", {"vocab_size": 400, "max_seq_length": 64}),
 }
 
 
@@ -375,6 +375,7 @@ def recipes(hub, folder):
     assert tuned.code == 0, tuned.err
     others = {}
     for name, (recipe, settings) in OTHERS.items():
+        settings = {**settings, "train_file": folder / "text.txt"} if name == "reformer" else settings
         flags = tiny_run.flags(
             output_dir=folder / name, max_steps=20, max_eval_samples=8, hub_model_id=f"someone/{name}", **settings
         )

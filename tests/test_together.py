@@ -16,6 +16,7 @@ from hf_tiny import (
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
     HfTinyElectraModel,
+    HfTinyReformerModel,
     HfTinySeq2SeqForConditionalGeneration,
     HfTinyViTConfig,
 )
@@ -113,7 +114,8 @@ def test_device_maps(model, auto_class, tmp_path):
     for share, places in ((0.6, {"cpu", "disk"}), (0, {"disk"})):
         settings = {"max_memory": {"cpu": int(share * size)}, "offload_folder": tmp_path / f"disk-{share}"}
         loaded = auto_class.from_pretrained(tmp_path, device_map="auto", **settings)
-        assert set(loaded.hf_device_map.values()) == places
+        whole = type(model.base_model) is HfTinyReformerModel and model.base_model is not model  # its layers run as one
+        assert set(loaded.hf_device_map.values()) == ({"disk"} if whole else places)
         assert_close(run(loaded), expected, 1e-6)
         with torch.no_grad():
             assert_close(loaded(**batch)[0], without_types, 1e-6)

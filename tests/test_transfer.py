@@ -42,6 +42,7 @@ from hf_tiny import (
     optim,
     transfer,
 )
+from hf_tiny.data.collate import Source
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 from hf_tiny.train import TrainConfig, train
 
@@ -532,7 +533,7 @@ def test_every_file_has_its_share_of_the_blocks(tokenizer, tmp_path):
 # In the loop
 
 
-class Labelled:
+class Labelled(Source):
     """Micro-batches whose label can be read off the first word."""
 
     batch_size, fingerprint = 8, "toy"
