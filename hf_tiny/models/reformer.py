@@ -129,6 +129,7 @@ class Given:
     angles: of rotary positions.
     seed: of rotations and dropout; None outside of training.
     dense: attend over every pair of tokens, those out of reach masked, and give the weights.
+    padded: whether some tokens may be padding.
     """
 
     real: Tensor
@@ -136,6 +137,7 @@ class Given:
     num_hashes: int
     seed: int | None
     dense: bool
+    padded: bool = True
     past_key_values: Cache | None = None
 
 
@@ -211,16 +213,50 @@ def take(x: Tensor, places: Tensor) -> Tensor:
     return F.embedding(places + rows, x.flatten(0, 2))
 
 
+class Look(torch.autograd.Function):
+    """`take` of windows over places in some order: each chunk of it, or with the chunks before and behind it. Going back is
+    taking too, by the inverse of the order; adding up what `take` has read twice would be slow."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, windows: Tensor, inverse: Tensor, neighbours: tuple[int, ...], wraps: bool) -> Tensor:
+        """windows (batch, heads or 1, chunks, keys): places of x (batch, heads, places, size), in the order of neighbours;
+        inverse (batch, heads or 1, places): where each place is in a sequence of the chunks.
+        wraps: the first chunk does see something before it; otherwise nothing comes back from there."""
+        windows = windows.clamp(max=x.shape[2] - 1)
+        ctx.save_for_backward(inverse, windows[:, :, 0] if wraps else None)
+        ctx.neighbours = neighbours
+        return take(x, windows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inverse, wrapped = ctx.saved_tensors
+        parts = dict(zip(ctx.neighbours, grad.chunk(len(ctx.neighbours), dim=3), strict=True))
+        total = parts[0] if len(parts) == 1 else parts[0].clone()  # (batch, heads, chunks, chunk, size)
+        if -1 in parts:
+            total[:, :, :-1] += parts[-1][:, :, 1:]
+        if 1 in parts:
+            total[:, :, 1:] += parts[1][:, :, :-1]
+        x_grad = take(total.flatten(2, 3), inverse)
+        if wrapped is not None:
+            before = wrapped[..., : total.shape[3], None].expand(*total.shape[:2], -1, total.shape[4])
+            x_grad.scatter_add_(2, before, parts[-1][:, :, 0])
+        return x_grad, None, None, None, None
+
+
 def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, dropout: Dropout) -> Tensor:
     """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
     is what the paper's division by the number of its meetings comes to. Tensors are (batch, heads, length, size)."""
     length, (chunks, chunk) = query.shape[2], reach.order.shape[-2:]
-    query, key, value = (F.pad(part, (0, 0, 0, reach.at.shape[-1] - length)) for part in (query, key, value))
+    room = (0, 0, 0, (chunks - 1) * chunk - length)
+    query, key, value = (F.pad(part, room).contiguous() for part in (query, key, value))  # once for all rounds
     near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(reach.neighbours)
     found = []
     for index, order in enumerate(reach.order):
         windows = order[:, :, near_chunks].flatten(-2)  # (batch, heads or 1, chunks, keys)
         order = order[:, :, :-1]
+        inverse = order.flatten(2).argsort(-1)
+        seek = (windows, inverse, reach.neighbours, reach.wrap is not None)
         with torch.no_grad():
             seen = reach.near(index, order, windows)
             for earlier in range(index):
@@ -229,16 +265,20 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, a
             if alone:
                 own = bias[..., reach.neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
                 own.fill_(UNSEEN if index else ALONE)
-        scores = (take(query, order) @ take(key, windows).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
-        top = scores.detach().amax(-1, keepdim=True)
-        scores.detach().sub_(top).clamp_(min=LEAST)
+        asking = Look.apply(query, order, inverse, (0,), False)
+        scores = (asking @ Look.apply(key, *seek).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
+        top = scores.detach().amax(-1)
+        scores.detach().sub_(top[..., None]).clamp_(min=LEAST)
         weights = scores.exp_()
-        y = dropout(weights).to(value.dtype) @ take(value, windows)
-        y = torch.cat((y.float(), weights.sum(-1, keepdim=True), top), dim=-1)
-        found.append(take(y.flatten(2, 3), order.flatten(2).argsort(-1)))
-    y, total, top = torch.stack(found).split((value.shape[-1], 1, 1), dim=-1)
-    share = (top - top.amax(0)).detach().exp_()  # of each round
-    return ((y * share).sum(0) / (total * share).sum(0)).to(value.dtype)[:, :, :length]
+        y = dropout(weights).to(value.dtype) @ Look.apply(value, *seek)
+        total, top = (part.flatten(2).gather(-1, inverse.expand(*y.shape[:2], -1)) for part in (weights.sum(-1), top))
+        y = Look.apply(y.float().flatten(2, 3), inverse.view_as(order), order.flatten(2), (0,), False)
+        found.append((y.flatten(2, 3), total, top))
+    most = torch.stack([top for _, _, top in found]).amax(0)
+    shares = [(top - most).exp_() for _, _, top in found]  # of each round
+    whole = sum(total * share for (_, total, _), share in zip(found, shares, strict=True))
+    y = sum(y * (share / whole)[..., None] for (y, _, _), share in zip(found, shares, strict=True))
+    return y.to(value.dtype)[:, :, :length]
 
 
 def dense_attention(
@@ -288,6 +328,9 @@ class ReformerAttention(nn.Module):
     def keys_of(self, key: Tensor) -> Tensor:
         return key * self.head_size**-0.5
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, given: Given) -> Tensor:
+        return chunked_attention(query, key, value, self.reach(key, given), self.alone, self.dropout)
+
     def forward(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
         query, key, value = projected[0], projected[-2], projected[-1]  # (batch, length, heads, size)
@@ -304,7 +347,7 @@ class ReformerAttention(nn.Module):
             causal = bool(self.config.is_decoder)
             y = full_attention(query, key, value, given.real, causal, self.alone, self.dropout)
         else:
-            y = chunked_attention(query, key, value, self.reach(key, given), self.alone, self.dropout)
+            y = self.attend(query, key, value, given)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
 
@@ -322,6 +365,27 @@ class LocalAttention(ReformerAttention):
         if self.config.is_decoder:
             return Reach(order, (-1, 0), ranks, first, ranks)
         return Reach(order, (-1, 0, 1), ranks, first, first + 3 * chunk - 1)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, given: Given) -> Tensor:
+        """Where nothing is padding, nothing has to be sorted."""
+        if given.padded:
+            return super().attend(query, key, value, given)
+        length, chunk, causal = query.shape[2], self.chunk, self.config.is_decoder
+        chunks = -(-length // chunk)
+        neighbours = (-1, 0) if causal else (-1, 0, 1)
+        places = torch.arange(chunks * chunk, device=query.device).view(1, 1, chunks, chunk)
+        windows = torch.cat([places + chunk * neighbour for neighbour in neighbours], dim=-1)  # (1, 1, chunks, keys)
+        seen = ((windows >= 0) & (windows < length))[..., None, :]
+        if causal:
+            seen = seen & (windows[..., None, :] <= places[..., None])
+        bias = torch.where(seen, query.new_zeros(()), torch.finfo(query.dtype).min)[0]  # (1, chunks, chunk, keys)
+        query, key, value = (F.pad(part, (0, 0, 0, chunks * chunk - length)) for part in (query, key, value))
+        seek = (windows.clamp(min=0), places.flatten(2), neighbours, False)
+        key, value = (Look.apply(part, *seek).flatten(0, 1) for part in (key, value))
+        rate = self.dropout.p if self.training else 0.0
+        query = query.unflatten(2, (chunks, chunk))  # the chunks take the place of heads
+        y = F.scaled_dot_product_attention(query.flatten(0, 1), key, value, bias, rate, scale=1.0)
+        return y.view_as(query).flatten(2, 3)[:, :, :length]
 
 
 class LSHAttention(ReformerAttention):
@@ -601,7 +665,8 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
             angles = rotary_angles(position_ids, config.head_size, THETA, x.dtype)
         seed = int(torch.randint(2**31, ())) if self.training else None
         dense = with_weights or config._attn_implementation == "eager"
-        given = Given(real, angles, num_hashes or config.num_hashes, seed, dense, past_key_values)
+        padded = attention_mask is not None
+        given = Given(real, angles, num_hashes or config.num_hashes, seed, dense, padded, past_key_values)
         dtype, x = x.dtype, x.float()  # what is computed backwards must not lose digits
         states, attentions = [x], []
         plain = with_states or with_weights or past_key_values is not None or torch.compiler.is_compiling()
