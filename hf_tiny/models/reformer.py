@@ -267,6 +267,7 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, a
                 own.fill_(UNSEEN if index else ALONE)
         asking = Look.apply(query, order, inverse, (0,), False)
         scores = (asking @ Look.apply(key, *seek).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
+        del bias, seen  # as large as the scores
         top = scores.detach().amax(-1)
         scores.detach().sub_(top[..., None]).clamp_(min=LEAST)
         weights = scores.exp_()
