@@ -121,6 +121,13 @@ COLUMNS = {
         "as there?": "figures.score: as there?",
         "minutes": "figures.minutes a run",
     },
+    "reformer_lengths": {
+        "tokens": "what",
+        "hf_tiny's Reformer": "figures.ours",
+        "full attention (SDPA)": "figures.sdpa",
+        "the same, checkpointed": "figures.checkpointed",
+        "transformers' Reformer": "figures.peer",
+    },
     "copy": {"hashes": "what", "accuracy, %": "figures.here", "paper, %": "figures.paper"},
     "long_text": {
         "model": "what",
@@ -137,6 +144,12 @@ COLUMNS = {
         "minutes": "figures.train_minutes",
         "cores": "figures.num_threads",
     },
+    "tokenizers": {
+        "tokenizer": "what",
+        "tokens a word": "figures.fertility",
+        "share of [UNK]": "figures.unknown",
+        "share of single bytes": "figures.bytes",
+    },
     "projection": {"of ELECTRA-base": "what", "figure": "figures.value", "from": "figures.how"},
     "bench_finetune": {
         "compared with": "what",
@@ -147,7 +160,7 @@ COLUMNS = {
     },
     **{
         name: {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"}
-        for name in ("bench", "bench_seq2seq", "bench_vit", "bench_reformer")
+        for name in ("bench", "bench_seq2seq", "bench_vit")
     },
 }
 
