@@ -149,6 +149,8 @@ COLUMNS = {
         "tokens a word": "figures.fertility",
         "share of [UNK]": "figures.unknown",
         "share of single bytes": "figures.bytes",
+        "reviews": "figures.reviews",
+        "parts of speech": "figures.tags",
     },
     "projection": {"of ELECTRA-base": "what", "figure": "figures.value", "from": "figures.how"},
     "bench_finetune": {
