@@ -383,6 +383,8 @@ def distributed_gradients(*flags: str) -> None:
         patient(parts[rank], labels=parts[rank]).loss.backward()
     if rank == 0:
         torch.save(model.state_dict(), f"{flags[1]}.pt")
+    # The wrappers go first: the last owner of the group waits for its threads, and a wrapper holds the lock they wait for.
+    del wrapped, patient
     dist.destroy_process_group()
 
 
