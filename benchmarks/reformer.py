@@ -6,12 +6,14 @@ One training step (batch 1, random bytes as tokens) of causal language models of
 - a plain Transformer of hf_tiny's blocks, full attention through SDPA, and the same with gradient checkpointing;
 - transformers' Reformer with the same layers, sizes, hashes and chunks.
 
-Every point is measured in a fresh process: what one forward and backward pass adds to the memory, without the gradients that
-stay, and the median time of whole steps. A side stops where its next point would need more than 6 GiB or 60 s a step. The
+Every point is measured in fresh processes: the median time of whole steps, and what one forward and backward pass adds to the
+memory, without the gradients that stay. For the latter every tensor gets pages of its own, so that they are counted and not
+the gaps between them. A side stops where its next point would need more than 6 GiB or 60 s a step. The
 two Reformers are timed once more at one length, taking turns in one process. The last line is JSON.
 """
 
 import argparse
+import ctypes
 import json
 import math
 import multiprocessing
@@ -106,20 +108,33 @@ def megabytes(name: str) -> float:
     return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) / 1024
 
 
-def measure(side: str, length: int, depth: int, repetitions: int) -> tuple[float, float]:
-    """Median seconds of a step, and MB of activations at the peak. In a fresh process."""
+def measure_memory(side: str, length: int, depth: int) -> float:
+    """MB of activations at the peak."""
+    ctypes.CDLL(None).mallopt(
+        -3, 2**16
+    )  # M_MMAP_THRESHOLD: what is larger has pages of its own, returned when it is freed
     Competitor(side, 2 * CHUNK, 2).pass_through()  # what libraries allocate once
     competitor = Competitor(side, length, depth)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = megabytes("VmRSS")
     competitor.pass_through()
     gradients = sum(p.grad.nbytes for p in competitor.model.parameters() if p.grad is not None) / 2**20
-    memory = max(0.1, megabytes("VmHWM") - before - gradients)
+    return round(max(0.1, megabytes("VmHWM") - before - gradients), 2)
+
+
+def measure_time(side: str, length: int, depth: int, repetitions: int) -> float:
+    """Median seconds of a step."""
+    competitor = Competitor(side, length, depth)
     competitor.step()  # the optimiser's state
     times = [competitor.step()]
     while len(times) < repetitions and sum(times) < MOST_SECONDS / 2:
         times.append(competitor.step())
-    return round(statistics.median(times), 5), round(memory, 2)
+    return round(statistics.median(times), 5)
+
+
+def measure(side: str, length: int, depth: int, repetitions: int) -> tuple[float, float]:
+    seconds = in_a_fresh_process(measure_time, side, length, depth, repetitions)
+    return seconds, in_a_fresh_process(measure_memory, side, length, depth)
 
 
 def take_turns(length: int, depth: int, repetitions: int) -> list[float]:
@@ -191,13 +206,13 @@ def main() -> None:
         cells = []
         for side, known in points.items():
             if fits := fits_next(known):
-                known.append(in_a_fresh_process(measure, side, tokens, depth, repetitions))
+                known.append(measure(side, tokens, depth, repetitions))
             cells.append(known[-1] if fits else "too much")
         print(row(f"{tokens:,}", cells), flush=True)
     print(f"\n{length:,} tokens; seconds a step / MB of activations\n{row('layers', SIDES)}")
     deep = {}
     for layers in depths:
-        deep[layers] = [in_a_fresh_process(measure, side, length, layers, repetitions) for side in SIDES]
+        deep[layers] = [measure(side, length, layers, repetitions) for side in SIDES]
         print(row(str(layers), deep[layers]), flush=True)
     ratios = in_a_fresh_process(take_turns, length, depth, max(5, repetitions))
     if not arguments.quick:

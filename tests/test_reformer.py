@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM, HfTinyReformerModel
 from hf_tiny.models.reformer import (
+    ChunkedAttention,
     Given,
     LSHAttention,
     Reversible,
-    chunked_attention,
+    attend,
+    attend_backward,
     dense_attention,
     normal_numbers,
 )
@@ -216,7 +218,8 @@ def attention_inputs(length: int, causal: bool, rounds: int, *, chunk: int = 8, 
 
 
 def hashed(query: Tensor, key: Tensor, value: Tensor, reach) -> Tensor:
-    return chunked_attention(query, key, value, reach, True, nn.Dropout(0))
+    inputs = (x.transpose(1, 2) for x in (query, key, value))
+    return ChunkedAttention.apply(*inputs, reach, True, 0.0).transpose(1, 2)
 
 
 def full(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
@@ -251,16 +254,41 @@ def test_chunks_are_attention_over_the_union_of_all_rounds(causal, across, round
     seen = reach.dense(50, 50)
     assert 0.1 < seen.float().mean() < 0.9
     results = []
-    for attend in (
+    for way in (
         lambda q, k, v: hashed(q, k, v, reach),
         lambda q, k, v: dense_attention(q, k, v, seen, True, nn.Dropout(0))[0],
     ):
         inputs = [x.clone().requires_grad_() for x in (query, key, value)]
-        y = attend(*inputs)
+        y = way(*inputs)
         y.square().sum().backward()
         results.append((y, *(x.grad for x in inputs)))
     for one, other in zip(*results, strict=True):
         assert_close(one, other, 1e-4)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_parts_of_attention_add_up(dropped):
+    """Gradients of two parts of the keys, each by itself with the result of the whole, are those that autograd gives."""
+    numbers = torch.Generator().manual_seed(1)
+    query, key, value, asked = (torch.randn(2, 3, n, 8, generator=numbers) for n in (5, 12, 12, 5))
+    bias = torch.where(torch.rand(2, 3, 5, 12, generator=numbers) < 0.3, -1e9, 0.0)
+    factor = torch.rand(2, 3, 5, 12, generator=numbers).lt(0.8) / 0.8 if dropped else torch.ones(2, 3, 5, 12)
+    inputs = [x.clone().requires_grad_() for x in (query, key, value)]
+    scores = inputs[0] @ inputs[1].mT + bias
+    y = (scores.softmax(-1) * factor) @ inputs[2]
+    y.backward(asked)
+    total = scores.detach().logsumexp(-1)
+    for factors in (factor,) if dropped else (factor, None):  # None is the fused way
+        found, found_total = attend(query, key, value, bias, factors)
+        assert_close(found, y.detach())
+        assert_close(found_total, total)
+        grads = []
+        for part in (slice(0, 7), slice(7, 12)):
+            rest = (bias[..., part], None if factors is None else factors[..., part], y.detach(), total)
+            grads.append(attend_backward(asked, query, key[:, :, part], value[:, :, part], *rest))
+        assert_close(grads[0][0] + grads[1][0], inputs[0].grad)
+        for place in (1, 2):
+            assert_close(torch.cat([part[place] for part in grads], dim=2), inputs[place].grad)
 
 
 def test_identical_rounds_are_one_round(monkeypatch):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +19,23 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from .heads import POOLING, SequenceClassification, TokenClassification, count_items
-from .layers import Dropout, FeedForward, HfTinyConfig, cross_entropy, linear_cross_entropy, rotary_angles, rotate
+from .layers import (
+    Dropout,
+    FeedForward,
+    HfTinyConfig,
+    cross_entropy,
+    dropout_factor,
+    linear_cross_entropy,
+    rotary_angles,
+    rotate,
+)
 
 LAYERS = ("lsh", "local")
 POSITIONS = ("axial", "rotary")
 THETA = 10_000.0  # of rotary positions
 ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
 UNSEEN = -1e9  # added to the score of a pair that is out of reach
-LEAST = -50.0  # the logarithm of the least weight: smaller ones are lost in the sum, and slow to compute
+AT_ONCE = 2**20  # scores of the heads that a CPU computes at a time: they stay in its cache
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
 
 
@@ -154,16 +163,21 @@ def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> T
 # Attention. Tokens are sorted and cut into chunks, and look at their own chunk and its neighbours.
 
 
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
 @dataclass
 class Reach:
     """Which tokens see which, in each round. Places are padded to whole chunks; one more place is nowhere.
 
-    order (rounds, batch, heads or 1, chunks + 1, chunk): the places, sorted. The last chunk is what the first one sees before
-        it and the last one behind it.
-    neighbours: the chunks that a chunk looks at, relative to it.
-    at (rounds, batch, heads or 1, places + 1): the rank of each place as a key.
+    order (rounds, batch or 1, heads or 1, chunks, chunk): the places, sorted, with a chunk before them that the first one
+        sees, and one behind them if chunks see the next.
+    neighbours: the chunks that a chunk looks at, relative to it: (-1, 0) or (-1, 0, 1).
+    at (rounds, batch or 1, heads or 1, places + 1): the rank of each place as a key.
     first, last, wrap (like `at`): a query sees keys with first <= at <= last or at >= wrap,
     causal: and of those only the ones before it in the text.
+    known: what `seen` gave, for heads that see the same.
     """
 
     order: Tensor
@@ -173,6 +187,7 @@ class Reach:
     last: Tensor
     wrap: Tensor | None = None
     causal: bool = False
+    known: dict[int, Tensor] = field(default_factory=dict)
 
     def near(self, index: int, query: Tensor, key: Tensor) -> Tensor:
         """(..., query, key): which keys a query sees in a round; both are places (batch, heads or 1, ..., count)."""
@@ -181,16 +196,52 @@ class Reach:
             return mark[index].gather(-1, places.flatten(2)).view(places.shape)
 
         at, query = of(self.at, key)[..., None, :], query[..., None]
-        near = (at >= of(self.first, query)) & (at <= of(self.last, query))
+        near = (at >= of(self.first, query)).logical_and_(at <= of(self.last, query))
         if self.wrap is not None:
             near |= at >= of(self.wrap, query)
         return near & (key[..., None, :] <= query) if self.causal else near
 
     def dense(self, queries: int, keys: int) -> Tensor:
-        """(batch, heads or 1, queries, keys): what the last queries see in some round."""
+        """(batch or 1, heads or 1, queries, keys): what the last queries see in some round."""
         places = torch.arange(keys, device=self.at.device).expand(*self.at.shape[1:3], -1)
         rounds = [self.near(index, places[..., keys - queries :], places) for index in range(len(self.order))]
         return torch.stack(rounds).any(0)
+
+    def chunks(self, index: int) -> Tensor:
+        """The order of a round without what is before and behind it."""
+        return self.order[index][:, :, 1 : self.order.shape[3] + 2 - len(self.neighbours)]
+
+    def of_heads(self, some: slice) -> "Reach":
+        """What these heads see."""
+        if self.order.shape[2] == 1:
+            return self
+        marks = {name: getattr(self, name) for name in ("order", "at", "first", "last", "wrap")}
+        return replace(self, known={}, **{n: mark[:, :, some] for n, mark in marks.items() if mark is not None})
+
+    def seen(self, index: int) -> Tensor:
+        """(batch or 1, heads or 1, chunks, chunk, keys): what is near in a round, and was not in an earlier one."""
+        if index not in self.known:
+            own, chunk = self.chunks(index), self.order.shape[4]
+            keys = self.order[index].flatten(2).unfold(2, len(self.neighbours) * chunk, chunk)
+            self.known[index] = self.near(index, own, keys)
+            for earlier in range(index):
+                self.known[index].logical_and_(self.near(earlier, own, keys).logical_not_())
+        return self.known[index]
+
+    def put_back(self, grad: Tensor, index: int, inverse: Tensor) -> Tensor:
+        """The sum (batch, length, heads, size) of what each place was given in its windows (batch * heads, chunks, keys,
+        size): in its own chunk, and as a neighbour of others. `grad` is written to."""
+        before, own, *behind = grad.unflatten(0, inverse.shape[:2]).chunk(len(self.neighbours), dim=3)
+        own[:, :, :-1] += before[:, :, 1:]
+        if behind:
+            own[:, :, 1:] += behind[0][:, :, :-1]
+        result = unsort(own, inverse)
+        if self.wrap is not None:
+            places = self.order[index][:, :, 0, :, None]  # (batch, heads or 1, chunk, 1)
+            first = before[:, :, 0].masked_fill(places >= result.shape[1], 0.0).transpose(1, 2)
+            places = places.clamp(max=result.shape[1] - 1).transpose(1, 2).expand_as(first)
+            result.scatter_add_(1, places, first)
+        return result
 
 
 def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
@@ -203,83 +254,120 @@ def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tens
     ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
     ranks = torch.where(real, ranks, ranks - 4 * size)[..., :length]  # padding is far from all tokens
     ranks = F.pad(ranks, (0, size + 1 - length), value=-8 * size)
-    return F.pad(order, (0, chunk), value=size).unflatten(-1, (-1, chunk)), ranks.int()
+    return F.pad(order, (chunk, 0), value=size).unflatten(-1, (-1, chunk)), ranks.int()
 
 
-def take(x: Tensor, places: Tensor) -> Tensor:
-    """Rows of x (batch, heads, count, size) at places (batch, heads or 1, ...): (batch, heads, ..., size)."""
-    rows = torch.arange(x.shape[0] * x.shape[1], device=x.device) * x.shape[2]
-    rows = rows.view(*x.shape[:2], *[1] * (places.dim() - 2))
-    return F.embedding(places + rows, x.flatten(0, 2))
+def rows_at(x: Tensor, *places: Tensor) -> Tensor:
+    """x[places], with places in all dimensions but the last: without a copy of x, whatever the order of its dimensions."""
+    size, steps = x.shape[-1], [step // x.shape[-1] for step in x.stride()[:-1]]
+    count = 1 + sum(step * (length - 1) for step, length in zip(steps, x.shape[:-1], strict=True))
+    index = sum(place * step for place, step, length in zip(places, steps, x.shape, strict=False) if length > 1)
+    return F.embedding(index, x.as_strided((count, size), (size, 1)))
 
 
-class Look(torch.autograd.Function):
-    """`take` of windows over places in some order: each chunk of it, or with the chunks before and behind it. Going back is
-    taking too, by the inverse of the order; adding up what `take` has read twice would be slow."""
+def windows(x: Tensor, order: Tensor, width: int = 1) -> Tensor:
+    """Rows of x (batch, places, heads, size) in the order (batch or 1, heads or 1, chunks, chunk), and a view of them: each
+    `width` chunks together, (batch * heads, chunks + 1 - width, keys, size)."""
+    batch, heads = (torch.arange(count, device=x.device) for count in (x.shape[0], x.shape[2]))
+    chunk, places = order.shape[3], order.flatten(2).clamp(max=x.shape[1] - 1)  # those outside of x are masked
+    rows = rows_at(x, batch[:, None, None], places, heads[:, None])
+    return rows.unfold(2, width * chunk, chunk).mT.flatten(0, 1)
+
+
+def unsort(x: Tensor, inverse: Tensor) -> Tensor:
+    """From sorted rows (batch, heads, chunks, chunk, size) to those at the places (batch, length, heads, size)."""
+    batch, heads = (torch.arange(count, device=x.device) for count in x.shape[:2])
+    rank, chunk = inverse.transpose(1, 2), x.shape[3]
+    return rows_at(x, batch[:, None, None], heads, rank // chunk, rank % chunk)
+
+
+def bias_of(seen: Tensor, alone: float | None, heads: tuple[int, int]) -> Tensor:
+    """(batch * heads or 1, chunks, chunk, keys): what to add to scores. alone: for a token itself."""
+    bias = torch.full(seen.shape, UNSEEN, device=seen.device).masked_fill_(seen, 0.0)
+    if alone is not None:
+        bias[..., seen.shape[3] :].diagonal(dim1=-2, dim2=-1).fill_(alone)
+    return bias[0] if bias.shape[:2] == (1, 1) else bias.expand(*heads, -1, -1, -1).flatten(0, 1)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention of (batch, heads, length, size), and the logarithm of the sum of its weights (batch, heads, length).
+
+    factor: of dropout, for each weight.
+    """
+    if query.device.type == "cpu" and factor is None:
+        return FUSED(query, key, value, attn_mask=bias, scale=1.0)
+    scores = (query @ key.mT).float() + bias
+    total = scores.logsumexp(-1)
+    weights = (scores - total[..., None]).exp()
+    return (weights if factor is None else weights * factor).to(value.dtype) @ value, total
+
+
+def attend_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    factor: Tensor | None,
+    y: Tensor,
+    total: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value. y and total may be those over these keys and others: the gradients are then what
+    these contribute to those of the whole."""
+    if query.device.type == "cpu" and factor is None:
+        return FUSED_BACKWARD(grad, query, key, value, y, total, 0.0, False, attn_mask=bias, scale=1.0)
+    weights = ((query @ key.mT).float() + bias - total[..., None]).exp()
+    value_grad = (weights if factor is None else weights * factor).to(grad.dtype).mT @ grad
+    weights_grad = (grad @ value.mT).float() * (1.0 if factor is None else factor)
+    scores_grad = (weights * (weights_grad - (grad * y).float().sum(-1, keepdim=True))).to(grad.dtype)
+    return scores_grad @ key, scores_grad.mT @ query, value_grad
+
+
+class ChunkedAttention(torch.autograd.Function):
+    """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
+    is what the paper's division by the number of its meetings comes to. Tensors are (batch, length, heads, size)."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, windows: Tensor, inverse: Tensor, neighbours: tuple[int, ...], wraps: bool) -> Tensor:
-        """windows (batch, heads or 1, chunks, keys): places of x (batch, heads, places, size), in the order of neighbours;
-        inverse (batch, heads or 1, places): where each place is in a sequence of the chunks.
-        wraps: the first chunk does see something before it; otherwise nothing comes back from there."""
-        windows = windows.clamp(max=x.shape[2] - 1)
-        ctx.save_for_backward(inverse, windows[:, :, 0] if wraps else None)
-        ctx.neighbours = neighbours
-        return take(x, windows)
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, rate: float) -> Tensor:
+        heads, width = (query.shape[0], query.shape[2]), len(reach.neighbours)
+        ctx.reach, ctx.rounds, y, total = reach, [], None, None
+        for index, order in enumerate(reach.order):
+            own, seen, factor = reach.chunks(index), reach.seen(index), None
+            alone = None if not alone else UNSEEN if index else ALONE
+            if rate:
+                factor = dropout_factor(query.new_empty(heads[0] * heads[1], *seen.shape[2:]), rate)
+            found = (windows(query, own), windows(key, order, width), windows(value, order, width))
+            new, new_total = attend(*found, bias_of(seen, alone, heads), factor)
+            del found
+            inverse = own.flatten(2).argsort(-1)[..., : query.shape[1]].expand(*heads, -1)
+            new, new_total = (unsort(x.unflatten(0, heads), inverse).float() for x in (new, new_total[..., None]))
+            if index:  # one softmax over the keys of all rounds
+                both = torch.logaddexp(total, new_total)
+                y.mul_((total - both).exp_()).addcmul_(new, (new_total - both).exp_())
+                total = both
+            else:
+                y, total = new, new_total
+            ctx.rounds.append((alone, factor, inverse))
+        y = y.to(value.dtype)
+        ctx.save_for_backward(query, key, value, y, total)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inverse, wrapped = ctx.saved_tensors
-        parts = dict(zip(ctx.neighbours, grad.chunk(len(ctx.neighbours), dim=3), strict=True))
-        total = parts[0] if len(parts) == 1 else parts[0].clone()  # (batch, heads, chunks, chunk, size)
-        if -1 in parts:
-            total[:, :, :-1] += parts[-1][:, :, 1:]
-        if 1 in parts:
-            total[:, :, 1:] += parts[1][:, :, :-1]
-        x_grad = take(total.flatten(2, 3), inverse)
-        if wrapped is not None:
-            before = wrapped[..., : total.shape[3], None].expand(*total.shape[:2], -1, total.shape[4])
-            x_grad.scatter_add_(2, before, parts[-1][:, :, 0])
-        return x_grad, None, None, None, None
-
-
-def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, dropout: Dropout) -> Tensor:
-    """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
-    is what the paper's division by the number of its meetings comes to. Tensors are (batch, heads, length, size)."""
-    length, (chunks, chunk) = query.shape[2], reach.order.shape[-2:]
-    room = (0, 0, 0, (chunks - 1) * chunk - length)
-    query, key, value = (F.pad(part, room).contiguous() for part in (query, key, value))  # once for all rounds
-    near_chunks = torch.arange(chunks - 1)[:, None] + torch.tensor(reach.neighbours)
-    found = []
-    for index, order in enumerate(reach.order):
-        windows = order[:, :, near_chunks].flatten(-2)  # (batch, heads or 1, chunks, keys)
-        order = order[:, :, :-1]
-        inverse = order.flatten(2).argsort(-1)
-        seek = (windows, inverse, reach.neighbours, reach.wrap is not None)
-        with torch.no_grad():
-            seen = reach.near(index, order, windows)
-            for earlier in range(index):
-                seen &= reach.near(earlier, order, windows).logical_not_()
-            bias = torch.where(seen, 0.0, UNSEEN)
-            if alone:
-                own = bias[..., reach.neighbours.index(0) * chunk :].diagonal(dim1=-2, dim2=-1)
-                own.fill_(UNSEEN if index else ALONE)
-        asking = Look.apply(query, order, inverse, (0,), False)
-        scores = (asking @ Look.apply(key, *seek).mT).float().add_(bias)  # (batch, heads, chunks, chunk, keys)
-        del bias, seen  # as large as the scores
-        top = scores.detach().amax(-1)
-        scores.detach().sub_(top[..., None]).clamp_(min=LEAST)
-        weights = scores.exp_()
-        y = dropout(weights).to(value.dtype) @ Look.apply(value, *seek)
-        total, top = (part.flatten(2).gather(-1, inverse.expand(*y.shape[:2], -1)) for part in (weights.sum(-1), top))
-        y = Look.apply(y.float().flatten(2, 3), inverse.view_as(order), order.flatten(2), (0,), False)
-        found.append((y.flatten(2, 3), total, top))
-    most = torch.stack([top for _, _, top in found]).amax(0)
-    shares = [(top - most).exp_() for _, _, top in found]  # of each round
-    whole = sum(total * share for (_, total, _), share in zip(found, shares, strict=True))
-    y = sum(y * (share / whole)[..., None] for (y, _, _), share in zip(found, shares, strict=True))
-    return y.to(value.dtype)[:, :, :length]
+        query, key, value, y, total = ctx.saved_tensors
+        reach, width, grads = ctx.reach, len(ctx.reach.neighbours), None
+        for index, (order, (alone, factor, inverse)) in enumerate(zip(reach.order, ctx.rounds, strict=True)):
+            heads, own = inverse.shape[:2], reach.chunks(index)
+            found = (windows(query, own), windows(key, order, width), windows(value, order, width))
+            whole = (windows(y, own), windows(total, own).squeeze(-1))
+            bias = bias_of(reach.seen(index), alone, heads)
+            new = attend_backward(windows(grad, own), *found, bias, factor, *whole)
+            del found, whole
+            own_grad, others = unsort(new[0].unflatten(0, heads), inverse), new[1:]
+            new = (own_grad, *(reach.put_back(part, index, inverse) for part in others))
+            grads = [one.add_(other) for one, other in zip(grads, new, strict=True)] if index else new
+        return *grads, None, None, None
 
 
 def dense_attention(
@@ -330,7 +418,13 @@ class ReformerAttention(nn.Module):
         return key * self.head_size**-0.5
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, given: Given) -> Tensor:
-        return chunked_attention(query, key, value, self.reach(key, given), self.alone, self.dropout)
+        reach, rate = self.reach(key, given), self.dropout.p if self.training else 0.0
+        scores = query.shape[0] * query.shape[2] * len(reach.neighbours) * reach.order.shape[4]
+        step = max(1, AT_ONCE // scores) if query.device.type == "cpu" else self.num_heads
+        parts = zip(*(x.transpose(1, 2).split(step, dim=2) for x in (query, key, value)), strict=True)
+        reaches = (reach.of_heads(slice(start, start + step)) for start in range(0, self.num_heads, step))
+        y = [ChunkedAttention.apply(*part, one, self.alone, rate) for part, one in zip(parts, reaches, strict=True)]
+        return torch.cat(y, dim=2).transpose(1, 2)
 
     def forward(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
@@ -338,6 +432,7 @@ class ReformerAttention(nn.Module):
         if given.angles is not None:
             query, key = rotate(query, *given.angles), rotate(key, *given.angles)
         query, key, value = (part.transpose(1, 2).to(value.dtype) for part in (query, self.keys_of(key), value))
+        del projected
         if given.past_key_values is not None:
             key, value = given.past_key_values.update(key, value, self.layer_idx)
         lengths, weights = (query.shape[2], key.shape[2]), None
@@ -360,33 +455,13 @@ class LocalAttention(ReformerAttention):
     alone = False
 
     def reach(self, key: Tensor, given: Given) -> Reach:
-        chunk = min(self.chunk, key.shape[2])
-        order, ranks = sort_tokens(torch.zeros_like(given.real, dtype=torch.long)[None, :, None], given.real, chunk)
+        chunk, real = min(self.chunk, key.shape[2]), given.real if given.padded else given.real[:1]
+        order, ranks = sort_tokens(torch.zeros_like(real, dtype=torch.long)[None, :, None], real, chunk)
         first = (ranks // chunk - 1) * chunk
         if self.config.is_decoder:
             return Reach(order, (-1, 0), ranks, first, ranks)
+        order = F.pad(order, (0, 0, 0, 1), value=ranks.shape[-1] - 1)
         return Reach(order, (-1, 0, 1), ranks, first, first + 3 * chunk - 1)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, given: Given) -> Tensor:
-        """Where nothing is padding, nothing has to be sorted."""
-        if given.padded:
-            return super().attend(query, key, value, given)
-        length, chunk, causal = query.shape[2], self.chunk, self.config.is_decoder
-        chunks = -(-length // chunk)
-        neighbours = (-1, 0) if causal else (-1, 0, 1)
-        places = torch.arange(chunks * chunk, device=query.device).view(1, 1, chunks, chunk)
-        windows = torch.cat([places + chunk * neighbour for neighbour in neighbours], dim=-1)  # (1, 1, chunks, keys)
-        seen = ((windows >= 0) & (windows < length))[..., None, :]
-        if causal:
-            seen = seen & (windows[..., None, :] <= places[..., None])
-        bias = torch.where(seen, query.new_zeros(()), torch.finfo(query.dtype).min)[0]  # (1, chunks, chunk, keys)
-        query, key, value = (F.pad(part, (0, 0, 0, chunks * chunk - length)) for part in (query, key, value))
-        seek = (windows.clamp(min=0), places.flatten(2), neighbours, False)
-        key, value = (Look.apply(part, *seek).flatten(0, 1) for part in (key, value))
-        rate = self.dropout.p if self.training else 0.0
-        query = query.unflatten(2, (chunks, chunk))  # the chunks take the place of heads
-        y = F.scaled_dot_product_attention(query.flatten(0, 1), key, value, bias, rate, scale=1.0)
-        return y.view_as(query).flatten(2, 3)[:, :, :length]
 
 
 class LSHAttention(ReformerAttention):
@@ -399,7 +474,7 @@ class LSHAttention(ReformerAttention):
 
     def keys_of(self, key: Tensor) -> Tensor:
         """Of length 1, as they are compared with queries of any length."""
-        return super().keys_of(key * torch.rsqrt(key.float().square().mean(-1, keepdim=True) + 1e-6))
+        return key * (torch.rsqrt(key.float().square().mean(-1, keepdim=True) + 1e-6) * self.head_size**-0.5)
 
     @property
     def across(self) -> bool:
@@ -415,8 +490,8 @@ class LSHAttention(ReformerAttention):
             buckets = F.pad(buckets, (0, ranks.shape[-1] - buckets.shape[-1])).int()
             at = ranks + buckets * chunk * (ranks >= 0)
             return Reach(order, (-1, 0), at, at - torch.where(chunks > 2, chunk, 2 * chunk).int(), at - 1)
-        last = (chunks - 1)[..., None].expand(*order.shape[:3], 1, chunk)  # a text's last chunk is before its first one
-        order[..., -1:, :] = order.gather(-2, last).masked_fill(chunks[..., None] == 1, ranks.shape[-1] - 1)
+        last = chunks[..., None].expand(*order.shape[:3], 1, chunk)  # a text's last chunk is before its first one
+        order[..., :1, :] = order.gather(-2, last).masked_fill(chunks[..., None] == 1, ranks.shape[-1] - 1)
         first = (ranks // chunk - 1) * chunk
         wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
         return Reach(order, (-1, 0), ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
