@@ -89,6 +89,9 @@ POSITIVE = (
     "num_train_epochs",
     "seeds",
 )
+PASSED_ON = (
+    5.0  # seconds in which a launcher passes on a signal that the system, such as SLURM, has sent to all processes
+)
 
 
 @dataclass
@@ -284,6 +287,7 @@ class Run:
         self.timers = Timers()
         self.sums: dict[str, Tensor] = {}
         self.asked_to_stop = self.stop_signal = 0  # what this process was sent, and what all processes agreed on
+        self.asked_at = math.inf
         self.saved: Path | None = None  # the checkpoint of this very step, if there is one
         place = (self.output_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         self.pusher = hub.Pusher(*place) if self.main and config.push_to_hub else None
@@ -423,11 +427,14 @@ class Run:
             os.replace(draft, path)
 
     def ask_to_stop(self, number, frame) -> None:
-        """The first signal stops after this step; a second one of its kind ends the process at once."""
-        self.asked_to_stop = number
+        """The first signal stops after this step, though it may come twice; a later one ends the process at once."""
+        now = time.monotonic()
+        if now - self.asked_at > PASSED_ON:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.asked_to_stop, self.asked_at = number, min(now, self.asked_at)
         if self.world == 1:
             self.stop_signal = number
-        signal.signal(number, signal.SIG_DFL)
 
     # --- the loop
 
