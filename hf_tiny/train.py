@@ -562,7 +562,7 @@ class Run:
         line = {
             **scores,
             **{name: float(value) / steps for name, value in sums.items()},
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": max(group["lr"] for group in self.optimizer.param_groups),  # of those that learn now
             "grad_norm": norm,
             "tokens_per_second": (state.tokens - self.logged[2]) / seconds,
         }
