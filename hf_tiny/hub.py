@@ -296,8 +296,11 @@ class Pusher:
         snapshot = saved.with_name(f".draft-push-{saved.name}")
         try:
             shutil.copytree(saved, snapshot, copy_function=os.link)
-        except OSError as error:
-            logger.warning(f"{saved.name} is not pushed: {error}.")
+        except OSError as error:  # a disk that has no second names, or no room for them
+            shutil.rmtree(snapshot, ignore_errors=True)
+            logger.warning(
+                f"{saved.name} is not pushed: {error}. Training goes on, and the model is pushed at its end."
+            )
         else:
             self.thread.submit(self._save, snapshot, saved.name, time.monotonic())
 

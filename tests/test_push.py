@@ -127,6 +127,7 @@ SUCCESSES = {
     },
     "away": {"save_steps": 2, "hub_strategy": "every_save"},
     "odd": {},
+    "unnamed": {"hub_model_id": None},
 }
 
 
@@ -263,6 +264,11 @@ def test_a_repository_that_is_gone_for_a_while(hub, folder, told):
     assert told["away"][0].startswith("checkpoint-2 was not pushed: there is no such repository or revision.")
     assert "The push failed" not in " ".join(told["away"])
     assert_pushed(hub, folder / "away", "someone/away")
+
+
+def test_without_a_name_the_model_is_pushed_under_that_of_its_folder(hub, folder, told):
+    assert "failed" not in " ".join(told["unnamed"])
+    assert_pushed(hub, folder / "unnamed", "someone/unnamed")
 
 
 def test_a_card_template_with_an_unknown_field(hub, folder, told):
