@@ -77,6 +77,7 @@ class TrainConfig:
     hub_strategy: str = flag("end", "end pushes the finished model, every_save also each checkpoint, while training.")
     hub_revision: str | None = flag(None, "The branch to push to; it is made when it does not exist.")
     hub_license: str | None = flag(None, "The licence that the card names, such as apache-2.0.")
+    hub_language: list[str] | None = flag(None, "The languages that the card names, such as en ko.")
 
 
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).

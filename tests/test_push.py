@@ -390,7 +390,8 @@ def recipes(hub, folder):
         output_dir=folder / "electra", dataset_name="someone/texts", max_steps=20, max_seq_length=32, vocab_size=300,
         per_device_train_batch_size=4, hub_model_id="someone/electra", hub_license="mit",
     )  # fmt: skip
-    ended = start(folder, tiny_run.run_recipe, *flags, "--push_to_hub", "--hub_private_repo")
+    flags += ["--push_to_hub", "--hub_private_repo", "--hub_language", "en", "ko"]
+    ended = start(folder, tiny_run.run_recipe, *flags)
     assert ended.code == 0, ended.err
     labelled = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in TEXTS * 10)
     (folder / "labelled.jsonl").write_text(labelled)
@@ -428,7 +429,8 @@ def test_what_the_recipes_push(hub, folder, recipes):
 
 def test_the_headers_of_their_cards(hub, folder, recipes):
     card = header(hub, "someone/electra")
-    assert card["license"] == "mit" and card["datasets"] == ["someone/texts"] and "base_model" not in card
+    assert (card["license"], card["language"]) == ("mit", ["en", "ko"])
+    assert card["datasets"] == ["someone/texts"] and "base_model" not in card
     results = json.loads((folder / "electra" / "all_results.json").read_text())
     (index,) = card["model-index"]
     (measured,) = index["results"]
