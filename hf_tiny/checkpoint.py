@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import time
@@ -138,6 +139,23 @@ def written(what: str) -> Iterator[None]:
         raise InputError(
             f"{what} could not be written ({error}). Free some space, then go on with --resume_from_checkpoint latest."
         ) from error
+
+
+@contextlib.contextmanager
+def loaded(failure: str) -> Iterator[None]:
+    """A model that is not there, or whose weights are damaged, is the person's to mend."""
+    try:
+        yield
+    except (SafetensorError, EOFError) as error:
+        reason = f"its weights are damaged or were cut short ({error}). Copy or download them again."
+        raise InputError(f"{failure}: {reason}") from error
+    except pickle.UnpicklingError as error:
+        reason = "its weights are a pickle file that is damaged or would run code. Give it with a model.safetensors."
+        raise InputError(f"{failure}: {reason}") from error
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{failure}: {error}") from error
 
 
 def sweep(output_dir: Path) -> None:

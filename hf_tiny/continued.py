@@ -55,8 +55,8 @@ def load_electra(name: str) -> tuple[HfTinyElectraForPreTraining, str]:
         return load_pretraining("--model_name_or_path", place).float(), place
     if DISCRIMINATOR not in place:
         raise InputError(f"--model_name_or_path {name}: name the {DISCRIMINATOR}; the {GENERATOR} must be beside it.")
-    discriminator = convert.load(ElectraForPreTraining, place)
-    generator = convert.load(ElectraForMaskedLM, GENERATOR.join(place.rsplit(DISCRIMINATOR, 1)))
+    discriminator = convert.load_model(ElectraForPreTraining, place)
+    generator = convert.load_model(ElectraForMaskedLM, GENERATOR.join(place.rsplit(DISCRIMINATOR, 1)))
     tables = [pair.electra.embeddings.state_dict() for pair in (discriminator, generator)]
     same = all(torch.equal(tensor, tables[1][key]) for key, tensor in tables[0].items())
     return convert.electra_from_native(discriminator, generator, "embeddings" if same else "none").float(), place

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -39,6 +38,7 @@ from transformers import (
     ViTModel,
 )
 
+from . import checkpoint
 from .errors import InputError
 from .models.electra import (
     HfTinyElectraConfig,
@@ -455,10 +455,19 @@ PAIR = ("discriminator", "generator")
 
 
 def load(loader: type, source: str | Path):
-    try:
+    with checkpoint.loaded(f"{source} cannot be loaded"):
         return loader.from_pretrained(source)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{source} cannot be loaded: {error}") from error
+
+
+def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
+    """All of it: what a checkpoint lacks would be random."""
+    with checkpoint.loaded(f"{source} cannot be loaded"):
+        model, info = model_class.from_pretrained(source, output_loading_info=True)
+    if lacking := sorted(info["missing_keys"]):
+        raise InputError(
+            f"{source} is no {model_class.__name__}: it lacks {len(lacking)} weights, such as {lacking[0]}."
+        )
+    return model
 
 
 def convert(source: str, target: Path) -> None:
@@ -467,7 +476,7 @@ def convert(source: str, target: Path) -> None:
         raise InputError(f"{target} is not empty: choose another folder.")
     pair = [Path(source, name) for name in PAIR]
     if pair[0].is_dir():
-        models = (load(ElectraForPreTraining, pair[0]), load(ElectraForMaskedLM, pair[1]))
+        models = (load_model(ElectraForPreTraining, pair[0]), load_model(ElectraForMaskedLM, pair[1]))
         source, converted = str(pair[0]), (electra_from_native(*models),)
     else:
         saved = (load(AutoConfig, source).architectures or ["A bare encoder"])[0]
@@ -476,7 +485,7 @@ def convert(source: str, target: Path) -> None:
             hint = f"Two native ELECTRAs go into one folder, as {PAIR}."
             raise InputError(f"{source}: {saved} has no counterpart. {hint}")
         model_class, function = known[saved]
-        model = function(load(model_class, source))
+        model = function(load_model(model_class, source))
         converted = model if model_class is HfTinyElectraForPreTraining else (model,)
     for name, model in zip(PAIR if len(converted) == 2 else [""], converted, strict=True):
         model.save_pretrained(target / name)

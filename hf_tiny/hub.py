@@ -163,7 +163,7 @@ def command() -> str:
 
 def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, float], about: dict, flags: dict) -> None:
     """README.md from the template of the model's family, or the one that `about` names; only what was measured goes in.
-    The run's flags name the base model and the data set, if these are on the Hub, and the licence."""
+    The run's flags name the base model and the data set, if these are on the Hub, the licence and the languages."""
     name, family = output_dir.resolve().name, model.config.model_type.removeprefix("hf_tiny_")
     figures = {name: value for name, value in results.items() if name.startswith(MEASURED)}
     named = map(flags.get, ("model_name_or_path", "dataset_name"))
@@ -181,9 +181,9 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
         library_name="transformers",
         tags=["hf_tiny", family],
         pipeline_tag=task,
-        language=about.get("language", languages or None),
+        language=flags.get("hub_language") or languages or None,
         license=flags.get("hub_license"),
-        datasets=about.get("datasets", data_set and [data_set]),
+        datasets=data_set and [data_set],
         base_model=base,
         model_name=name,
         eval_results=measured or None,
@@ -296,8 +296,11 @@ class Pusher:
         snapshot = saved.with_name(f".draft-push-{saved.name}")
         try:
             shutil.copytree(saved, snapshot, copy_function=os.link)
-        except OSError as error:
-            logger.warning(f"{saved.name} is not pushed: {error}.")
+        except OSError as error:  # a disk that has no second names, or no room for them
+            shutil.rmtree(snapshot, ignore_errors=True)
+            logger.warning(
+                f"{saved.name} is not pushed: {error}. Training goes on, and the model is pushed at its end."
+            )
         else:
             self.thread.submit(self._save, snapshot, saved.name, time.monotonic())
 

@@ -70,14 +70,10 @@ def start_model(recipe, tokenizer: PreTrainedTokenizerBase, **settings) -> PreTr
     """The encoder-decoder named in the recipe, else one of its size from scratch, with these settings."""
     settings = {"hidden_dropout_prob": recipe.dropout, **settings}
     if recipe.model_name_or_path:
-        try:
+        with checkpoint.loaded(f"--model_name_or_path {recipe.model_name_or_path}: no encoder-decoder could be loaded"):
             config = AutoConfig.from_pretrained(recipe.model_name_or_path)
             changes = settings if isinstance(config, HfTinySeq2SeqConfig) else _native_settings(config, settings)
             model = AutoModelForSeq2SeqLM.from_pretrained(recipe.model_name_or_path, **changes).float()
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"--model_name_or_path {recipe.model_name_or_path}: no encoder-decoder could be loaded: {error}"
-            ) from error
         known = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > known:
             raise InputError(

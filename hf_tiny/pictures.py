@@ -20,7 +20,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from . import hub
+from . import checkpoint, hub
 from .data.augment import Augment, Mix
 from .data.images import Picture
 from .data.pixels import ClassifyPictures, Normalize, PictureBatches, Pixels, look, say_conversion
@@ -137,7 +137,8 @@ def start_masked(recipe, config: PreTrainedConfig) -> HfTinyViTForMaskedImageMod
             f"{recipe.model_name_or_path or recipe.config_name}: a {config.model_type} is not hf_tiny's ViT."
         )
     if recipe.model_name_or_path:
-        return HfTinyViTForMaskedImageModeling.from_pretrained(recipe.model_name_or_path, config=config).float()
+        with checkpoint.loaded(f"--model_name_or_path {recipe.model_name_or_path} cannot be loaded"):
+            return HfTinyViTForMaskedImageModeling.from_pretrained(recipe.model_name_or_path, config=config).float()
     return HfTinyViTForMaskedImageModeling(config)
 
 

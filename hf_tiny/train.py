@@ -77,6 +77,7 @@ class TrainConfig:
     hub_strategy: str = flag("end", "end pushes the finished model, every_save also each checkpoint, while training.")
     hub_revision: str | None = flag(None, "The branch to push to; it is made when it does not exist.")
     hub_license: str | None = flag(None, "The licence that the card names, such as apache-2.0.")
+    hub_language: list[str] | None = flag(None, "The languages that the card names, such as en ko.")
 
 
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
@@ -88,6 +89,9 @@ POSITIVE = (
     "logging_steps",
     "num_train_epochs",
     "seeds",
+)
+PASSED_ON = (
+    5.0  # seconds in which a launcher passes on a signal that the system, such as SLURM, has sent to all processes
 )
 
 
@@ -284,6 +288,7 @@ class Run:
         self.timers = Timers()
         self.sums: dict[str, Tensor] = {}
         self.asked_to_stop = self.stop_signal = 0  # what this process was sent, and what all processes agreed on
+        self.asked_at = math.inf
         self.saved: Path | None = None  # the checkpoint of this very step, if there is one
         place = (self.output_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         self.pusher = hub.Pusher(*place) if self.main and config.push_to_hub else None
@@ -423,11 +428,14 @@ class Run:
             os.replace(draft, path)
 
     def ask_to_stop(self, number, frame) -> None:
-        """The first signal stops after this step; a second one of its kind ends the process at once."""
-        self.asked_to_stop = number
+        """The first signal stops after this step, though it may come twice; a later one ends the process at once."""
+        now = time.monotonic()
+        if now - self.asked_at > PASSED_ON:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.asked_to_stop, self.asked_at = number, min(now, self.asked_at)
         if self.world == 1:
             self.stop_signal = number
-        signal.signal(number, signal.SIG_DFL)
 
     # --- the loop
 
@@ -555,7 +563,7 @@ class Run:
         line = {
             **scores,
             **{name: float(value) / steps for name, value in sums.items()},
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": max(group["lr"] for group in self.optimizer.param_groups),  # of those that learn now
             "grad_norm": norm,
             "tokens_per_second": (state.tokens - self.logged[2]) / seconds,
         }

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from datasets import Dataset
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -27,6 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from . import checkpoint
 from .arguments import flag
 from .data.collate import Batches, MaskTokens
 from .data.corpus import CorpusArguments, documents
@@ -179,14 +179,11 @@ def _encoder_config(option: str, name: str, **changes) -> PreTrainedConfig:
 def pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:
     """The model of this name with a head for the task; the encoder's weights must all be there."""
     option = "--model_name_or_path"
-    try:
-        with _quiet():
-            try:
-                model = auto_class.from_pretrained(name, **changes)
-            except RuntimeError:  # it has a head for another number of labels
-                model = auto_class.from_pretrained(name, **changes, ignore_mismatched_sizes=True)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{option} {name}: its weights could not be loaded for this task: {error}") from error
+    with checkpoint.loaded(f"{option} {name}: its weights could not be loaded for this task"), _quiet():
+        try:
+            model = auto_class.from_pretrained(name, **changes)
+        except RuntimeError:  # it has a head for another number of labels
+            model = auto_class.from_pretrained(name, **changes, ignore_mismatched_sizes=True)
     new = [key for key, parameter in model.named_parameters() if not vars(parameter).get("_is_hf_initialized")]
     places = depths(model)
     lacking = [key for key in new if places[key] is not None]
@@ -330,7 +327,7 @@ def load_pretraining(option: str, name: str) -> HfTinyElectraForPreTraining:
     """Generator and discriminator of a folder of pretrain_electra.py."""
     if not isinstance(_encoder_config("--model_name_or_path", name), HfTinyElectraConfig):
         raise InputError(f"{option}: {name} was not pretrained by hf_tiny: its losses cannot be measured.")
-    with torch.random.fork_rng(), _quiet():
+    with checkpoint.loaded(f"{option} {name} cannot be loaded"), torch.random.fork_rng(), _quiet():
         model, info = HfTinyElectraForPreTraining.from_pretrained(name, output_loading_info=True)
     if info["missing_keys"]:
         raise InputError(

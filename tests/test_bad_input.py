@@ -1,12 +1,27 @@
 """Bad input: a message that says what to do, an exit code that is not 0, no traceback, nothing lost."""
 
+from types import SimpleNamespace
+
 import pytest
+import test_models
 import tiny_run
+import torch
 from tiny_run import toy, write_text
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from hf_tiny import checkpoint
+from hf_tiny import (
+    HfTinyElectraForPreTraining,
+    HfTinySeq2SeqForConditionalGeneration,
+    HfTinyViTForMaskedImageModeling,
+    InputError,
+    checkpoint,
+    continued,
+    convert,
+    pairs,
+    pictures,
+    transfer,
+)
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
 TINY = tiny_run.flags(size="tiny", max_steps=2, max_seq_length=32, per_device_train_batch_size=4, vocab_size=300)
@@ -201,3 +216,64 @@ def test_ctrl_c_before_the_first_step_leaves_no_traceback(tmp_path):
     assert ended.code == 130
     assert "nothing to save" in ended.err
     assert "Traceback" not in ended.err
+
+
+# Weights, wherever a recipe or a command takes a model
+
+
+class Intruder:
+    def __reduce__(self):
+        return pytest.fail, ("code of a pickle file has run",)
+
+
+def cut(weights, folder):
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return "its weights are damaged or were cut short"
+
+
+def gone(weights, folder):
+    weights.unlink()
+    return "no file named model.safetensors"
+
+
+def pickled(weights, folder):
+    weights.unlink()
+    torch.save({"weight": Intruder()}, folder / "pytorch_model.bin")
+    return "a pickle file that is damaged or would run code"
+
+
+def renamed(weights, folder):
+    torch.save({"weight": torch.zeros(2)}, weights)
+    return "its weights are damaged"
+
+
+def masked_images(name: str):
+    return pictures.start_masked(SimpleNamespace(model_name_or_path=name), AutoConfig.from_pretrained(name))
+
+
+LOADERS = {
+    "pretrain_electra": (HfTinyElectraForPreTraining, continued.load_electra),
+    "finetune": (
+        HfTinyElectraForPreTraining,
+        lambda name: transfer.pretrained(name, AutoModelForSequenceClassification, {}),
+    ),
+    "finetune_seq2seq": (
+        HfTinySeq2SeqForConditionalGeneration,
+        lambda name: pairs.start_model(SimpleNamespace(model_name_or_path=name, dropout=0.0), []),
+    ),
+    "pretrain_vit": (HfTinyViTForMaskedImageModeling, masked_images),
+    "convert": (HfTinyElectraForPreTraining, lambda name: convert.load_model(HfTinyElectraForPreTraining, name)),
+}
+
+
+@pytest.mark.parametrize("spoil", [cut, gone, pickled, renamed])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_weights_that_cannot_be_loaded_are_explained(loader, spoil, tmp_path):
+    model_class, load = LOADERS[loader]
+    config_class = model_class.config_class
+    variant = next(iter(test_models.variants(config_class)))
+    model_class(test_models.tiny_config(config_class, variant)).save_pretrained(tmp_path)
+    message = spoil(tmp_path / "model.safetensors", tmp_path)
+    with pytest.raises(InputError, match=message) as refusal:
+        load(str(tmp_path))
+    assert str(tmp_path) in str(refusal.value)

@@ -182,9 +182,13 @@ def test_what_the_command_refuses(tmp_path, monkeypatch):
     electra().save_pretrained(tmp_path / "cut")
     weights = tmp_path / "cut/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
+    discriminator, _ = convert.electra_to_native(electra())
+    for name in convert.PAIR:
+        discriminator.save_pretrained(tmp_path / "pair" / name)
     for source, target, message in (
         ("linking", "new", "HfTinyTokenLinkingModel has no counterpart"),
-        ("cut", "new", "cut cannot be loaded"),
+        ("cut", "new", "cut cannot be loaded: its weights are damaged or were cut short"),
+        ("pair", "new", "generator is no ElectraForMaskedLM: it lacks 5 weights, such as generator_lm_head.bias"),
         ("nowhere", "new", "nowhere cannot be loaded"),
         ("linking", "cut", "cut is not empty: choose another folder"),
     ):

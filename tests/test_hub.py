@@ -71,6 +71,18 @@ def test_the_push_command_fails_with_a_message(pushed, monkeypatch):
         hub.main()
 
 
+def test_a_checkpoint_that_cannot_get_a_second_name_leaves_nothing_behind(tmp_path, monkeypatch, caplog):
+    def refused(*names):
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "config.json").write_text("{}")
+    hub.Pusher(tmp_path, "someone/something", False, None).save(tmp_path / "checkpoint-2")
+    assert "checkpoint-2 is not pushed: " in caplog.text and "pushed at its end" in caplog.text
+    assert os.listdir(tmp_path) == ["checkpoint-2"]
+
+
 def test_the_curves_are_a_picture_of_sensible_size(pushed):
     with Image.open(pushed[0] / "curves.png") as picture:
         assert picture.format == "PNG"

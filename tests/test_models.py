@@ -28,6 +28,7 @@ from hf_tiny import (
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
     HfTinyReformerConfig,
+    HfTinyReformerForCausalLM,
     HfTinyReformerForMaskedLM,
     HfTinyReformerForSequenceClassification,
     HfTinyReformerForTokenClassification,
@@ -874,6 +875,10 @@ def test_fill_mask_pipeline(tokenizer, tmp_path):
         HfTinyElectraForMaskedLM,
         HfTinyElectraForSequenceClassification,
         HfTinyElectraForTokenClassification,
+        HfTinyReformerForCausalLM,
+        HfTinyReformerForMaskedLM,
+        HfTinyReformerForSequenceClassification,
+        HfTinyReformerForTokenClassification,
         HfTinySeq2SeqForConditionalGeneration,
         HfTinyTokenLinkingModel,
         HfTinyViTForImageClassification,
@@ -890,7 +895,7 @@ def test_trainer(model_class, tmp_path):
         rows["labels"] = torch.full_like(ids, -100)
         rows["labels"][:, 3:5] = ids[:, 3:5]
         rows["sampling_noise"] = torch.rand(ids.shape, generator=generator)
-    elif model_class is HfTinyElectraForSequenceClassification:
+    elif model_class in (HfTinyElectraForSequenceClassification, HfTinyReformerForSequenceClassification):
         rows["labels"] = ids[:, 3] % 3
     elif model_class is HfTinyViTForImageClassification:
         rows = {"pixel_values": torch.randn(12, 1, 4, 8, generator=generator), "labels": ids[:, 3] % 3}
@@ -904,10 +909,12 @@ def test_trainer(model_class, tmp_path):
         rows["labels"] = (ids % 3).masked_fill(torch.arange(10) > torch.arange(12)[:, None], -100)
     data = Dataset.from_dict({name: tensor.numpy() for name, tensor in rows.items()}).with_format("torch")
     config_class = model_class.config_class
+    # A chunk that holds a whole text: otherwise each pass has hashes of its own.
+    whole = {"lsh_attn_chunk_length": 16} if config_class is HfTinyReformerConfig else {}
     losses, weights = [], []
     for batch_size in (4, 1):
         torch.manual_seed(0)
-        model = model_class(tiny_config(config_class, next(iter(variants(config_class)))))
+        model = model_class(tiny_config(config_class, next(iter(variants(config_class))), **whole))
         arguments = TrainingArguments(
             output_dir=str(tmp_path / str(batch_size)),
             max_steps=3,

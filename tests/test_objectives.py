@@ -190,11 +190,13 @@ def test_two_stages(tmp_path, processes):
     assert all(torch.equal(switch[key], switch[key.replace("generator.", "electra.")]) for key in copied)
     assert all(torch.equal(end[key], switch[key]) for key in generator)
     assert not any(torch.equal(end[key], late[key]) for key in discriminator if "bias" not in key)
+    rates = [line["learning_rate"] for line in tiny_run.metrics(folder) if "learning_rate" in line]
+    assert len(rates) == 8 and min(rates) > 0 and rates[:4] == rates[4:]  # each stage has its own schedule
     moments = torch.load(folder / "checkpoint-8" / "optimizer.pt", weights_only=True)["state"]
     assert {float(state["step"]) for state in moments.values()} == {4.0}  # of the eight, each has taken part in four
 
 
-@pytest.mark.parametrize("objective", ["two_stage", "adversarial"])
+@pytest.mark.parametrize("objective", ["two_stage", "adversarial", "replace_mlm", "all_tokens_mlm", "masked_rtd"])
 def test_processes_and_accumulation_change_nothing(tmp_path, objective):
     settings = {"objective": objective, "first_stage_steps": 4, "max_steps": 10, "dropout": 0.0, "save_steps": 0}
     one = here(tmp_path / "one", per_device_train_batch_size=16, **settings)
@@ -207,7 +209,7 @@ def test_processes_and_accumulation_change_nothing(tmp_path, objective):
     assert largest_difference(checkpoints[0], checkpoints[2]) < 1e-5
 
 
-@pytest.mark.parametrize("objective", ["two_stage", "adversarial"])
+@pytest.mark.parametrize("objective", ["two_stage", "adversarial", "replace_mlm", "all_tokens_mlm", "masked_rtd"])
 def test_a_resume_on_either_side_of_the_switch_is_the_same_run(tmp_path, objective):
     settings = {"objective": objective, "first_stage_steps": 5, "max_steps": 8}
     whole = here(tmp_path / "whole", save_steps=1, **settings)

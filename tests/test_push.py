@@ -41,6 +41,7 @@ from hf_tiny import (
     convert,
 )
 from hf_tiny import hub as library
+from hf_tiny.data import corpus
 from hf_tiny.models import AUTO_CLASSES, model_classes
 from hf_tiny.train import Callback
 
@@ -126,6 +127,7 @@ SUCCESSES = {
     },
     "away": {"save_steps": 2, "hub_strategy": "every_save"},
     "odd": {},
+    "unnamed": {"hub_model_id": None},
 }
 
 
@@ -147,8 +149,10 @@ class Watch(Callback):
     def on_step_end(self, state, model) -> None:
         self.moments[state.step] = time.monotonic()
         (self.folder / "moments.json").write_text(json.dumps(self.moments))
-        pushed, end = self.folder / "hub/models/someone/every/repo.json", time.monotonic() + 60
-        while state.step == 5 and "Add checkpoint-2" not in pushed.read_text() and time.monotonic() < end:
+        made, end = self.folder / "hub/models/someone/every/repo.json", time.monotonic() + 60
+        while state.step == 5 and time.monotonic() < end:
+            if made.exists() and "Add checkpoint-2" in made.read_text():
+                break
             time.sleep(0.05)
 
 
@@ -262,6 +266,11 @@ def test_a_repository_that_is_gone_for_a_while(hub, folder, told):
     assert_pushed(hub, folder / "away", "someone/away")
 
 
+def test_without_a_name_the_model_is_pushed_under_that_of_its_folder(hub, folder, told):
+    assert "failed" not in " ".join(told["unnamed"])
+    assert_pushed(hub, folder / "unnamed", "someone/unnamed")
+
+
 def test_a_card_template_with_an_unknown_field(hub, folder, told):
     assert_intact(folder / "odd")
     expected = f"{folder / 'odd.md'}:7: 'unknown_field' is undefined. README.md has its header only: correct it there."
@@ -337,6 +346,24 @@ def test_a_data_set_is_read_from_the_hub(hub, folder, kind, streaming):
     assert refused.code == 2 and "only 'body'" in refused.err
 
 
+def print_fingerprints(*names: str) -> None:
+    settings = ({"dataset_name": name, "streaming": True} for name in names)
+    print(json.dumps([corpus.fingerprint(corpus.CorpusArguments(**one)) for one in settings]))
+
+
+def test_streams_of_the_same_name_are_not_taken_for_each_other(hub, folder):
+    """Nor before and after a commit: what is kept of a stream, its tokenizer, is found by this."""
+    rows = b'{"text": "the old ship sails"}\n' * 200
+    for owner in ("someone", "another"):
+        hub.add(f"{owner}/letters", {"train.jsonl": rows}, "datasets")
+    seen = json.loads(start(folder, print_fingerprints, "someone/letters", "another/letters").out)
+    assert seen == json.loads(start(folder, print_fingerprints, "someone/letters", "another/letters").out)
+    changed = {"train.jsonl": hub.store("train.jsonl", rows.replace(b"old", b"new"))}
+    hub.commit("datasets", "someone/letters", "main", "New letters", changed)
+    seen += json.loads(start(folder, print_fingerprints, "someone/letters").out)
+    assert len(set(seen)) == 3
+
+
 # From the recipes
 
 
@@ -363,7 +390,8 @@ def recipes(hub, folder):
         output_dir=folder / "electra", dataset_name="someone/texts", max_steps=20, max_seq_length=32, vocab_size=300,
         per_device_train_batch_size=4, hub_model_id="someone/electra", hub_license="mit",
     )  # fmt: skip
-    ended = start(folder, tiny_run.run_recipe, *flags, "--push_to_hub", "--hub_private_repo")
+    flags += ["--push_to_hub", "--hub_private_repo", "--hub_language", "en", "ko"]
+    ended = start(folder, tiny_run.run_recipe, *flags)
     assert ended.code == 0, ended.err
     labelled = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in TEXTS * 10)
     (folder / "labelled.jsonl").write_text(labelled)
@@ -401,7 +429,8 @@ def test_what_the_recipes_push(hub, folder, recipes):
 
 def test_the_headers_of_their_cards(hub, folder, recipes):
     card = header(hub, "someone/electra")
-    assert card["license"] == "mit" and card["datasets"] == ["someone/texts"] and "base_model" not in card
+    assert (card["license"], card["language"]) == ("mit", ["en", "ko"])
+    assert card["datasets"] == ["someone/texts"] and "base_model" not in card
     results = json.loads((folder / "electra" / "all_results.json").read_text())
     (index,) = card["model-index"]
     (measured,) = index["results"]
@@ -488,6 +517,7 @@ def load_here(folder: str) -> None:
                 torch.testing.assert_close(model(**saved)[0], expected, atol=1e-6, rtol=1e-6)
     model = transformers.AutoModelForPreTraining.from_pretrained("someone/electra")
     assert type(model).__module__ == "hf_tiny.models.electra"
+    os.chdir(folder)
     Image.new("L", (8, 8)).save("picture.png")
     for name in ("electra", "classifier", *OTHERS):
         card = Path(huggingface_hub.hf_hub_download(f"someone/{name}", "README.md")).read_text(encoding="utf-8")
@@ -580,6 +610,29 @@ def test_every_model_loads_where_hf_tiny_is_not(hub, folder, environment, tiny, 
         assert "loaded" in ended.stdout, ended.stderr
     assert len(hub.log) == asked
     assert {one.token for one in hub.requests("/cdn/")} == {None}
+
+
+def load_revisions(folder: str, revisions: list[str]) -> None:
+    with pytest.raises(OSError, match="does not appear to have"):  # there is nothing in main
+        HfTinyElectraForPreTraining.from_pretrained("someone/every")
+    for revision in revisions:
+        state = HfTinyElectraForPreTraining.from_pretrained("someone/every", revision=revision).state_dict()
+        expected = load_file(f"{folder}/{revision}.safetensors")
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items()), revision
+    print("loaded")
+
+
+def test_a_revision_is_the_model_of_then(hub, folder, told):
+    """Of a branch, and of a commit in its past."""
+    (past,) = [
+        sha for sha, one in hub.history("models", "someone/every", "trial") if one["title"] == "Add checkpoint-2"
+    ]
+    weights = {revision: hub.files("someone/every", revision)["model.safetensors"] for revision in ("trial", past)}
+    assert weights["trial"] != weights[past]
+    for revision, content in weights.items():
+        (folder / f"{revision}.safetensors").write_bytes(content)
+    ended = start(folder, load_revisions, str(folder), list(weights))
+    assert "loaded" in ended.out, ended.err
 
 
 def download(repo: str) -> None:
@@ -691,9 +744,9 @@ def test_from_the_wheel(hub, folder, environment, native):
     assert json.loads(pushed["config.json"])["model_type"] == "electra" and b"\n## " in pushed["README.md"]
 
 
-def test_no_file_holds_a_token(hub, folder, recipes):
+def test_no_file_holds_a_token(hub, folder, told, recipes, tiny, native):
     """Of the runs, the logs, the caches, and of what was pushed."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert len(files) > 200 and any("blobs" in path.parts for path in files)
-    wanted = [token.encode() for token in (*TOKENS, "hf_Unsendable")]
+    assert len(files) > 500 and any("blobs" in path.parts for path in files)
+    wanted = [token.encode() for token in (*TOKENS, "hf_Unsendable", FAILURES["unknown-token"].token)]
     assert [path for path in files if any(token in path.read_bytes() for token in wanted)] == []

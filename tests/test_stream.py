@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import psutil
 import pytest
 import tiny_run
 from tiny_run import ROOT, assert_same_training, largest_difference
@@ -235,6 +237,16 @@ def test_an_error_in_a_worker_arrives(tmp_path, tokenizer):
             batches[index]
 
 
+def test_a_worker_that_was_killed_is_told(text, tokenizer):
+    batches, others = stream(corpora(tokenizer, text), workers=1), set(multiprocessing.active_children())
+    batches[0]
+    (worker,) = set(multiprocessing.active_children()) - others
+    worker.kill()
+    with pytest.raises(InputError, match="A process of --dataloader_num_workers has ended"):
+        for index in range(1, 1000):
+            batches[index]
+
+
 # The recipe
 
 
@@ -330,6 +342,24 @@ def test_killed_and_resumed_loses_and_repeats_nothing(text, tmp_path, workers):
     assert largest_difference(run, whole) == 0
     lines = [{**line, "tokens_per_second": 0} for line in tiny_run.metrics(run)]
     assert lines == [{**line, "tokens_per_second": 0} for line in tiny_run.metrics(whole)]
+
+
+def test_a_signal_to_all_processes_saves_and_ends_with_0(text, tmp_path):
+    """As SLURM sends it: to those that read and pack, too."""
+    run = tmp_path / "run"
+    started = start(
+        run, text, max_steps=100_000, save_steps=0, dataloader_num_workers=2, per_device_train_batch_size=64
+    )
+    tiny_run.wait_for_step(started, run, 3)
+    workers = psutil.Process(started.pid).children()
+    assert len(workers) == 2
+    for worker in workers:
+        worker.terminate()
+    tiny_run.wait_for_step(started, run, max(tiny_run.logged_steps(run)) + 50)  # more than a pipe holds
+    started.kill(signal.SIGTERM)
+    ended = started.wait()
+    assert ended.code == 0 and "Stopped by SIGTERM; checkpoint-" in ended.err, ended.err
+    assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
 def test_another_number_of_processes_goes_on_with_the_same_blocks(text, tmp_path):

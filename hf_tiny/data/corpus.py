@@ -229,9 +229,12 @@ def _dataset_shards(arguments: CorpusArguments) -> tuple[list[Shard], list[Shard
     """Of the Arrow files in which `datasets` keeps the data set, or of the stream of it."""
     name, config = arguments.dataset_name, arguments.dataset_config_name
     if arguments.streaming:
-        splits = _hub_stream(name, config)
+        splits, version = _hub_stream(name, config)
         paths = {split: f"{name}:{config or ''}:{split}{HUB}" for split in splits}
-        found = {s: [(Stretch(paths[s], 0, i, i, i + 1, 0),) for i in range(d.num_shards)] for s, d in splits.items()}
+        found = {
+            split: [(Stretch(paths[split], version, shard, shard, shard + 1, 0),) for shard in range(data.num_shards)]
+            for split, data in splits.items()
+        }
     else:
         splits = files.load_hub(name, config)
         paths = {split: [file["filename"] for file in dataset.cache_files] for split, dataset in splits.items()}
@@ -242,9 +245,10 @@ def _dataset_shards(arguments: CorpusArguments) -> tuple[list[Shard], list[Shard
 
 
 @lru_cache(maxsize=8)
-def _hub_stream(name: str, config: str | None) -> dict[str, datasets.IterableDataset]:
-    """The splits, in as many shards as their files allow (of Parquet, a row group is one)."""
-    return {split: data.reshard() for split, data in files.load_hub(name, config, streaming=True).items()}
+def _hub_stream(name: str, config: str | None) -> tuple[dict[str, datasets.IterableDataset], int]:
+    """The splits, in as many shards as their files allow (of Parquet, a row group is one), and their version."""
+    splits, version = files.stream_hub(name, config)
+    return {split: data.reshard() for split, data in splits.items()}, version
 
 
 def _shards(paths: list[str], sample_by: str) -> list[Shard]:
@@ -399,7 +403,7 @@ def _read_arrow(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
 
 def _read_hub(stretch: Stretch, rules: Rules, counts: Counter) -> Texts:
     name, config, split = stretch.path.removesuffix(HUB).rsplit(":", 2)
-    data = _hub_stream(name, config or None)[split]
+    data = _hub_stream(name, config or None)[0][split]
     for number, row in enumerate(data.shard(data.num_shards, stretch.start)):
         if not isinstance(row.get(rules.text_column, 0), str | None):
             raise _no_text(f"{name}, {split}, shard {stretch.start}, row {number}", rules, row)

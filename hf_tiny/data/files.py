@@ -77,12 +77,31 @@ def decode(raw: bytes, offset: int, place: Callable[[], str], encoding_errors: s
     return text.removeprefix("\ufeff") if offset == 0 else text
 
 
-def load_hub(name: str, config: str | None, streaming: bool = False) -> datasets.DatasetDict:
+def load_hub(name: str, config: str | None) -> datasets.DatasetDict:
     """The splits of a data set on the Hub; `train` is one of them."""
+    with _loadable(name):
+        splits = datasets.load_dataset(name, config)
+    return _with_train(name, splits)
+
+
+def stream_hub(name: str, config: str | None) -> tuple[datasets.IterableDatasetDict, int]:
+    """The same as streams, and a number that says which repository it is, and at which commit."""
+    with _loadable(name):
+        builder = datasets.load_dataset_builder(name, config)
+        splits = builder.as_streaming_dataset()
+    origins = [files.origin_metadata for files in builder.config.data_files.values()]
+    return _with_train(name, splits), zlib.crc32(repr(origins).encode())
+
+
+@contextmanager
+def _loadable(name: str) -> Iterator[None]:
     try:
-        splits = datasets.load_dataset(name, config, streaming=streaming)
+        yield
     except (OSError, ValueError, DatasetGenerationError) as error:
         raise InputError(f"--dataset_name {name}: it could not be loaded: {error}") from error
+
+
+def _with_train(name: str, splits: dict) -> dict:
     if "train" not in splits:
         raise InputError(f"--dataset_name {name}: it has no split train, only {', '.join(splits)}.")
     return splits

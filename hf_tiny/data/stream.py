@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from multiprocessing.util import Finalize
 
 import datasets
 import numpy as np
@@ -295,16 +296,27 @@ class Crew:
         fork = multiprocessing.get_context("fork")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads do not survive a fork
         pipes = [fork.Pipe(duplex=False) for _ in range(workers)]
+        crew = []
         for worker in range(workers):
             arguments = (make, indices[worker::workers], pipes, worker)
-            fork.Process(target=self.work, args=arguments, daemon=True).start()
+            crew.append(fork.Process(target=self.work, args=arguments, daemon=True))
+            crew[-1].start()
+        Finalize(self, self.end, [crew], exitpriority=0)  # at the latest before Python waits for them
         self.turns = cycle([receiving for receiving, _ in pipes])
         for _, sending in pipes:
             sending.close()
 
     @staticmethod
+    def end(crew: list[multiprocessing.Process]) -> None:
+        for process in crew:
+            process.kill()
+
+    @staticmethod
     def work(make: Callable[[int], tuple], indices: range, pipes: list, worker: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training process's to answer
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # they are the training process's to answer, and it may wait for a batch
         for number, (receiving, sending) in enumerate(pipes):
             receiving.close()  # else nobody would notice that the training process is gone
             if number != worker:
@@ -319,7 +331,7 @@ class Crew:
     def __next__(self) -> tuple:
         try:
             made = next(self.turns).recv()
-        except EOFError:
+        except (EOFError, OSError):  # between two messages, or within one
             raise InputError(
                 "A process of --dataloader_num_workers has ended. Was it killed for lack of memory?"
             ) from None
