@@ -90,9 +90,7 @@ POSITIVE = (
     "num_train_epochs",
     "seeds",
 )
-PASSED_ON = (
-    5.0  # seconds in which a launcher passes on a signal that the system, such as SLURM, has sent to all processes
-)
+PASSED_ON = 5.0  # seconds in which a launcher passes on a signal that SLURM, for one, has sent to all processes as well
 
 
 @dataclass
@@ -216,6 +214,11 @@ def start(config: TrainConfig) -> None:
     for name in POSITIVE:
         if getattr(config, name) <= 0:
             raise InputError(f"--{name} {getattr(config, name)}: it must be above 0.")
+    if config.push_to_hub and config.seeds > 1:
+        raise InputError(
+            "--push_to_hub with several --seeds: each would replace the one before. Leave it out, and push the one you choose: "
+            f"python -m hf_tiny.hub push {config.output_dir}/seed-{config.seed} --hub_model_id you/name"
+        )
     if config.hub_strategy not in ("end", "every_save"):
         raise InputError(f"--hub_strategy {config.hub_strategy}: choose end or every_save.")
     learning_rate_factor(config.lr_scheduler_type, 0, 1, 1)  # an unknown schedule is refused now, not after the packing

@@ -444,6 +444,7 @@ def sharded_gradients(*flags: str) -> None:
         fully_shard(layer, mesh=mesh)
     with pytest.raises(ValueError, match="shard the whole model at its root only"):
         fully_shard(model, mesh=mesh)(tokens(), labels=tokens())
+    del root, model, layer, found, mesh
     dist.destroy_process_group()
 
 

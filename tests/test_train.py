@@ -79,6 +79,7 @@ def test_every_trainable_parameter_is_in_one_group_and_biases_and_norms_do_not_d
     [
         ({"fp16": True}, "--fp16 needs a GPU.*--bf16"),
         ({"logging_steps": 0}, "--logging_steps 0: it must be above 0"),
+        ({"push_to_hub": True, "seeds": 2}, "each would replace the one before.*hub push .*/seed-42"),
         ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps 0"),
         ({"per_device_train_batch_size": -1}, "--per_device_train_batch_size -1"),
         ({"lr_scheduler_type": "polynomial"}, "--lr_scheduler_type polynomial"),
