@@ -40,13 +40,12 @@ from .transfer import prepare, pretrained
 
 logger = logging.getLogger(__name__)
 
+LITTLE = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384,
+          "initializer_range": 0.08, "pooling": "mean", "decoder_hidden_size": 64, "decoder_num_attention_heads": 4,
+          "decoder_intermediate_size": 256}  # fmt: skip
 MODELS = {  # two for small pictures and machines; DeiT's tiny and small, ViT's base, with MAE's decoder
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256,
-             "initializer_range": 0.1, "pooling": "mean", "decoder_hidden_size": 64, "decoder_num_hidden_layers": 1,
-             "decoder_num_attention_heads": 4, "decoder_intermediate_size": 256},
-    "mini": {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384,
-             "initializer_range": 0.08, "pooling": "mean", "decoder_hidden_size": 64, "decoder_num_hidden_layers": 2,
-             "decoder_num_attention_heads": 4, "decoder_intermediate_size": 256},
+    "tiny": {**LITTLE, "decoder_num_hidden_layers": 1},
+    "mini": {**LITTLE, "decoder_num_hidden_layers": 2},
     "ti": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768,
            "decoder_hidden_size": 128, "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 4,
            "decoder_intermediate_size": 512},
@@ -65,7 +64,7 @@ def image_size(config: PreTrainedConfig) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def start_config(recipe, pictures: Sequence[Picture], **changes) -> PreTrainedConfig:
+def start_config(recipe, pictures: Sequence[Picture], least_patch: int, **changes) -> PreTrainedConfig:
     """Of the model to train: that of the recipe's model, with the picture size that is asked for, or a new one."""
     wanted = None if recipe.image_size is None else tuple((recipe.image_size * 2)[:2])
     name = recipe.model_name_or_path or recipe.config_name
@@ -77,7 +76,8 @@ def start_config(recipe, pictures: Sequence[Picture], **changes) -> PreTrainedCo
     else:
         size, grey = look(pictures)
         size = wanted or (size if max(size) <= LARGE else USUAL)
-        patch = recipe.patch_size or next((patch for side, patch in PATCHES if min(size) <= side), 16)
+        patch = max(least_patch, next((patch for side, patch in PATCHES if min(size) <= side), 16))
+        patch = recipe.patch_size or patch
         try:
             config = HfTinyViTConfig(
                 image_size=size,

@@ -27,7 +27,7 @@ class Recipe(StartArguments, AugmentArguments, ImageArguments, TrainConfig):
     """Fine-tune a ViT to give a picture one label."""
 
     SIZES: ClassVar[dict[str, dict]] = {
-        "tiny": {"per_device_train_batch_size": 64, "learning_rate": 2e-3, "num_train_epochs": 80.0,
+        "tiny": {"per_device_train_batch_size": 64, "learning_rate": 1e-3, "num_train_epochs": 60.0,
                  "random_shift": 0.1, "ema": 0.99},
         "mini": {"per_device_train_batch_size": 128, "learning_rate": 1e-3, "num_train_epochs": 40.0,
                  "random_shift": 0.1, "ema": 0.99},
@@ -36,7 +36,7 @@ class Recipe(StartArguments, AugmentArguments, ImageArguments, TrainConfig):
 
     output_dir: str = flag("runs/images", "Where the run leaves everything.")
     size: str = flag("tiny", "tiny or mini for small pictures and machines; DeiT's ti and small, ViT's base.")
-    patch_size: int | None = flag(None, "Pixels of a patch's side; by default 2, 4 or 16, by the pictures' size.")
+    patch_size: int | None = flag(None, "Pixels of a patch's side; by default 4 or 16, by the pictures' size.")
     pooling: str | None = flag(
         None, "What an image is classified by: cls, the class token, or the mean of its patches."
     )
@@ -58,7 +58,7 @@ def main(recipe: Recipe) -> dict[str, float]:
     pictures = read_pictures(recipe, labelled=True)
     labels = find_labels(pictures["train"], chain.from_iterable(pictures.values()))
     changes = {name: vars(recipe)[name] for name in ("pooling", "drop_path_rate", "label_smoothing")}
-    config = start_config(recipe, pictures["train"], **changes)
+    config = start_config(recipe, pictures["train"], least_patch=4, **changes)
     sizes = (image_size(config), config.num_channels, labels, recipe.skip_bad_images)
     pixels = {split: Pixels(part, *sizes) for split, part in pictures.items()}
     processor = start_processor(recipe, config, pixels["train"])

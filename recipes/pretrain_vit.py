@@ -46,7 +46,7 @@ class Recipe(AugmentArguments, ImageArguments, TrainConfig):
 
 def main(recipe: Recipe) -> dict[str, float]:
     pictures = read_pictures(recipe, labelled=False)
-    config = start_config(recipe, pictures["train"], norm_pix_loss=recipe.norm_pix_loss)
+    config = start_config(recipe, pictures["train"], least_patch=2, norm_pix_loss=recipe.norm_pix_loss)
     size, channels = image_size(config), config.num_channels
     pixels = {split: Pixels(part, size, channels, skip_bad=recipe.skip_bad_images) for split, part in pictures.items()}
     processor = start_processor(recipe, config, pixels["train"])

@@ -137,8 +137,9 @@ def moments(patches: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def take(x: Tensor, ids: Tensor) -> Tensor:
-    """The rows `ids` (batch, n) of x (batch, rows, size)."""
-    return x.gather(1, ids[:, :, None].expand(-1, -1, x.shape[2]))
+    """The rows `ids` (batch, n) of x (batch, rows, size), whole rows at a time: `gather` goes number by number."""
+    starts = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+    return F.embedding(starts + ids, x.flatten(0, 1))
 
 
 def fixed_visible(rows: int, patches: int, device: torch.device) -> Tensor:
