@@ -119,7 +119,7 @@ def draw_confusion(path: Path, labels: list[str], matrix: np.ndarray) -> None:
             size = 9 if 0.11 * len(text) < cell else 7
             axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
     figure.colorbar(image, label="share of the gold label", shrink=0.8)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=100, bbox_inches="tight")
     plt.close(figure)
 
 

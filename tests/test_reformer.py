@@ -266,6 +266,16 @@ def test_chunks_are_attention_over_the_union_of_all_rounds(causal, across, round
         assert_close(one, other, 1e-4)
 
 
+def test_gradients_that_are_one_number():
+    layer, query, key, value, given = attention_inputs(50, True, 2)
+    results = []
+    for ones in (lambda y: y.sum(), lambda y: (y * torch.ones_like(y)).sum()):
+        inputs = [x.clone().requires_grad_() for x in (query, key, value)]
+        ones(hashed(*inputs, layer.reach(key, given))).backward()
+        results.append([x.grad for x in inputs])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("dropped", [False, True])
 def test_parts_of_attention_add_up(dropped):
     """Gradients of two parts of the keys, each by itself with the result of the whole, are those that autograd gives."""

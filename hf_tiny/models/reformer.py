@@ -259,7 +259,10 @@ def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tens
 
 def rows_at(x: Tensor, *places: Tensor) -> Tensor:
     """x[places], with places in all dimensions but the last: without a copy of x, whatever the order of its dimensions."""
-    size, steps = x.shape[-1], [step // x.shape[-1] for step in x.stride()[:-1]]
+    size = x.shape[-1]
+    if x.stride(-1) != 1 or any(stride % size for stride in x.stride()[:-1]):  # as of a gradient that is one number
+        x = x.contiguous()
+    steps = [stride // size for stride in x.stride()[:-1]]
     count = 1 + sum(step * (length - 1) for step, length in zip(steps, x.shape[:-1], strict=True))
     index = sum(place * step for place, step, length in zip(places, steps, x.shape, strict=False) if length > 1)
     return F.embedding(index, x.as_strided((count, size), (size, 1)))
