@@ -188,7 +188,7 @@ def test_pretraining_leaves_a_model_and_a_picture(masked):
     assert "![reconstructions.png]" in card and "[8, 8] pixels, in patches of 2" in card
     reads, model = AutoImageProcessor.from_pretrained(masked), AutoModel.from_pretrained(masked)
     inputs = reads(stripes("bars", 3, colour=True), return_tensors="pt")
-    assert model(**inputs).last_hidden_state.shape == (1, 17, 64)
+    assert model(**inputs).last_hidden_state.shape == (1, 17, model.config.hidden_size)
 
 
 def test_a_classifier_learns_and_works_in_a_pipeline(home, learned):
