@@ -35,7 +35,7 @@ POSITIONS = ("axial", "rotary")
 THETA = 10_000.0  # of rotary positions
 ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
 UNSEEN = -1e9  # added to the score of a pair that is out of reach
-AT_ONCE = 2**20  # scores of the heads that a CPU computes at a time: they stay in its cache
+AT_ONCE = 2**20  # scores of the heads that a CPU computes at a time: more would only need more memory
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
 
 
