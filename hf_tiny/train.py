@@ -720,7 +720,8 @@ class Prefetcher:
     def __init__(self, batches, accelerator: Accelerator, first_step: int, accumulation: int):
         self.batches, self.accelerator = batches, accelerator
         self.step, self.accumulation = first_step, accumulation
-        self.thread = ThreadPoolExecutor(max_workers=1)
+        # One core: with more, the thread would get a team of its own, which waits for work by spinning on the model's cores.
+        self.thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
     def __enter__(self) -> "Prefetcher":
         self.pending = self.thread.submit(self.load, self.step)

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import tiny_run
@@ -16,7 +17,7 @@ from conftest import CORES
 from tiny_run import ROOT, largest_difference, metrics, train_here
 
 from hf_tiny import InputError, optim
-from hf_tiny.train import Callback, TrainConfig, flops_per_token, start
+from hf_tiny.train import Callback, Prefetcher, TrainConfig, flops_per_token, start
 
 # Schedules and groups
 
@@ -195,6 +196,22 @@ def test_counting_flops_leaves_random_numbers_and_gradients_alone():
     assert flops_per_token(toy.train(), batch, "cpu") > 0
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in toy.parameters())
+
+
+def test_batches_are_prepared_on_one_core_and_the_model_keeps_all():
+    class Batches:
+        def __getitem__(self, index):
+            return {"index": index, "threads": torch.get_num_threads()}
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with Prefetcher(Batches(), SimpleNamespace(num_processes=2, process_index=1, device="cpu"), 5, 2) as ahead:
+            assert next(ahead) == [{"index": 21, "threads": 1}, {"index": 23, "threads": 1}]
+            assert next(ahead) == [{"index": 25, "threads": 1}, {"index": 27, "threads": 1}]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_signal_handlers_come_back(tmp_path):
