@@ -27,7 +27,7 @@ class Recipe(StartArguments, AugmentArguments, ImageArguments, TrainConfig):
     """Fine-tune a ViT to give a picture one label."""
 
     SIZES: ClassVar[dict[str, dict]] = {
-        "tiny": {"per_device_train_batch_size": 64, "learning_rate": 1e-3, "num_train_epochs": 60.0,
+        "tiny": {"per_device_train_batch_size": 64, "learning_rate": 1e-3, "num_train_epochs": 80.0,
                  "random_shift": 0.1, "ema": 0.99},
         "mini": {"per_device_train_batch_size": 128, "learning_rate": 1e-3, "num_train_epochs": 40.0,
                  "random_shift": 0.1, "ema": 0.99},

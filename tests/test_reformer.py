@@ -194,6 +194,19 @@ def test_rotations_are_new_in_each_training_step():
     assert len(losses) > 1  # there is no dropout
 
 
+def test_backward_uses_the_buckets_of_the_forward_pass(monkeypatch):
+    """Its inputs are computed back from the outputs: a last digit must not move a token to another bucket."""
+    hashed_layers, buckets = [], LSHAttention.buckets
+
+    def count(layer, *inputs):
+        hashed_layers.append(layer.layer_idx)
+        return buckets(layer, *inputs)
+
+    monkeypatch.setattr(LSHAttention, "buckets", count)
+    build().train()(tokens(), labels=tokens()).loss.backward()
+    assert hashed_layers == [0, 2]
+
+
 def test_normal_numbers():
     many = normal_numbers((1000, 50), 7, torch.device("cpu"))
     assert abs(many.mean()) < 0.01
@@ -239,6 +252,7 @@ def test_lsh_is_full_attention_when_all_is_in_reach(rounds, causal):
     given.real = torch.arange(17)[None] < 16
     for across in (True, False) if causal else (True,):
         layer.config.attend_across_buckets = across
+        given.buckets.clear()
         reach = layer.reach(key, given)
         assert len(reach.order) == rounds
         assert_close(hashed(query, key, value, reach)[:, :, :16], expected)

@@ -34,8 +34,8 @@ LAYERS = ("lsh", "local")
 POSITIONS = ("axial", "rotary")
 THETA = 10_000.0  # of rotary positions
 ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
-UNSEEN = -1e9  # added to the score of a pair that is out of reach
-AT_ONCE = 2**20  # scores of the heads that a CPU computes at a time: more would only need more memory
+UNSEEN = -1e9  # added to the score of a pair that is out of reach, times how far it is
+AT_ONCE = 2**19  # scores of the heads that a CPU computes at a time: more would only need more memory
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
 
 
@@ -139,6 +139,8 @@ class Given:
     seed: of rotations and dropout; None outside of training.
     dense: attend over every pair of tokens, those out of reach masked, and give the weights.
     padded: whether some tokens may be padding.
+    buckets: of each LSH layer, once it has run: what is computed backwards differs in its last digits, and must not fall into
+        other buckets than in the forward pass.
     """
 
     real: Tensor
@@ -148,6 +150,7 @@ class Given:
     dense: bool
     padded: bool = True
     past_key_values: Cache | None = None
+    buckets: dict[int, Tensor] = field(default_factory=dict)
 
 
 def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
@@ -173,65 +176,67 @@ class Reach:
 
     order (rounds, batch or 1, heads or 1, chunks, chunk): the places, sorted, with a chunk before them that the first one
         sees, and one behind them if chunks see the next.
-    neighbours: the chunks that a chunk looks at, relative to it: (-1, 0) or (-1, 0, 1).
     at (rounds, batch or 1, heads or 1, places + 1): the rank of each place as a key.
     first, last, wrap (like `at`): a query sees keys with first <= at <= last or at >= wrap,
     causal: and of those only the ones before it in the text.
-    known: what `seen` gave, for heads that see the same.
+    width: how many chunks a chunk looks at: the one before and itself, or with 3 also the one behind.
     """
 
     order: Tensor
-    neighbours: tuple[int, ...]
     at: Tensor
     first: Tensor
     last: Tensor
     wrap: Tensor | None = None
     causal: bool = False
-    known: dict[int, Tensor] = field(default_factory=dict)
+    width: int = 2
 
-    def near(self, index: int, query: Tensor, key: Tensor) -> Tensor:
-        """(..., query, key): which keys a query sees in a round; both are places (batch, heads or 1, ..., count)."""
+    def far(self, index: int, query: Tensor, key: Tensor) -> Tensor:
+        """(..., query, key): how far keys are out of reach of a query in a round, 1 or more; within reach it is 0 or less.
+        Both are places (batch, heads or 1, ..., count). Arithmetic is several times as fast as comparing on a CPU."""
 
         def of(mark: Tensor, places: Tensor) -> Tensor:
-            return mark[index].gather(-1, places.flatten(2)).view(places.shape)
+            return mark[index].gather(-1, places.flatten(2)).view(places.shape).float()
 
         at, query = of(self.at, key)[..., None, :], query[..., None]
-        near = (at >= of(self.first, query)).logical_and_(at <= of(self.last, query))
+        first, last = of(self.first, query), of(self.last, query)
+        far = (at - (first + last) / 2).abs_().sub_((last - first) / 2)
         if self.wrap is not None:
-            near |= at >= of(self.wrap, query)
-        return near & (key[..., None, :] <= query) if self.causal else near
+            far = torch.minimum(far, of(self.wrap, query) - at)
+        return torch.maximum(far, (key[..., None, :] - query).float()) if self.causal else far
 
     def dense(self, queries: int, keys: int) -> Tensor:
         """(batch or 1, heads or 1, queries, keys): what the last queries see in some round."""
         places = torch.arange(keys, device=self.at.device).expand(*self.at.shape[1:3], -1)
-        rounds = [self.near(index, places[..., keys - queries :], places) for index in range(len(self.order))]
+        rounds = [self.far(index, places[..., keys - queries :], places) <= 0 for index in range(len(self.order))]
         return torch.stack(rounds).any(0)
 
     def chunks(self, index: int) -> Tensor:
         """The order of a round without what is before and behind it."""
-        return self.order[index][:, :, 1 : self.order.shape[3] + 2 - len(self.neighbours)]
+        return self.order[index][:, :, 1 : self.order.shape[3] + 2 - self.width]
 
     def of_heads(self, some: slice) -> "Reach":
         """What these heads see."""
         if self.order.shape[2] == 1:
             return self
         marks = {name: getattr(self, name) for name in ("order", "at", "first", "last", "wrap")}
-        return replace(self, known={}, **{n: mark[:, :, some] for n, mark in marks.items() if mark is not None})
+        return replace(self, **{name: mark[:, :, some] for name, mark in marks.items() if mark is not None})
 
-    def seen(self, index: int) -> Tensor:
-        """(batch or 1, heads or 1, chunks, chunk, keys): what is near in a round, and was not in an earlier one."""
-        if index not in self.known:
-            own, chunk = self.chunks(index), self.order.shape[4]
-            keys = self.order[index].flatten(2).unfold(2, len(self.neighbours) * chunk, chunk)
-            self.known[index] = self.near(index, own, keys)
-            for earlier in range(index):
-                self.known[index].logical_and_(self.near(earlier, own, keys).logical_not_())
-        return self.known[index]
+    def bias(self, index: int, alone: float | None, heads: tuple[int, int]) -> Tensor:
+        """(batch * heads or 1, chunks, chunk, keys): what to add to scores, so that a pair counts in the first round in which
+        it is within reach. alone: for a token itself."""
+        own, chunk = self.chunks(index), self.order.shape[4]
+        keys = self.order[index].flatten(2).unfold(2, self.width * chunk, chunk)
+        bias = self.far(index, own, keys).clamp_(min=0).mul_(UNSEEN)
+        for earlier in range(index):
+            bias.add_(self.far(earlier, own, keys).neg_().add_(0.5).clamp_(min=0), alpha=UNSEEN)
+        if alone is not None:
+            bias[..., chunk:].diagonal(dim1=-2, dim2=-1).fill_(alone)
+        return bias[0] if bias.shape[:2] == (1, 1) else bias.expand(*heads, -1, -1, -1).flatten(0, 1)
 
     def put_back(self, grad: Tensor, index: int, inverse: Tensor) -> Tensor:
         """The sum (batch, length, heads, size) of what each place was given in its windows (batch * heads, chunks, keys,
         size): in its own chunk, and as a neighbour of others. `grad` is written to."""
-        before, own, *behind = grad.unflatten(0, inverse.shape[:2]).chunk(len(self.neighbours), dim=3)
+        before, own, *behind = grad.unflatten(0, inverse.shape[:2]).chunk(self.width, dim=3)
         own[:, :, :-1] += before[:, :, 1:]
         if behind:
             own[:, :, 1:] += behind[0][:, :, :-1]
@@ -284,14 +289,6 @@ def unsort(x: Tensor, inverse: Tensor) -> Tensor:
     return rows_at(x, batch[:, None, None], heads, rank // chunk, rank % chunk)
 
 
-def bias_of(seen: Tensor, alone: float | None, heads: tuple[int, int]) -> Tensor:
-    """(batch * heads or 1, chunks, chunk, keys): what to add to scores. alone: for a token itself."""
-    bias = torch.full(seen.shape, UNSEEN, device=seen.device).masked_fill_(seen, 0.0)
-    if alone is not None:
-        bias[..., seen.shape[3] :].diagonal(dim1=-2, dim2=-1).fill_(alone)
-    return bias[0] if bias.shape[:2] == (1, 1) else bias.expand(*heads, -1, -1, -1).flatten(0, 1)
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
     """Attention of (batch, heads, length, size), and the logarithm of the sum of its weights (batch, heads, length).
 
@@ -332,15 +329,16 @@ class ChunkedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, rate: float) -> Tensor:
-        heads, width = (query.shape[0], query.shape[2]), len(reach.neighbours)
+        heads, width = (query.shape[0], query.shape[2]), reach.width
         ctx.reach, ctx.rounds, y, total = reach, [], None, None
         for index, order in enumerate(reach.order):
-            own, seen, factor = reach.chunks(index), reach.seen(index), None
+            own, factor = reach.chunks(index), None
             alone = None if not alone else UNSEEN if index else ALONE
             if rate:
-                factor = dropout_factor(query.new_empty(heads[0] * heads[1], *seen.shape[2:]), rate)
+                chunks, chunk = own.shape[2:]
+                factor = dropout_factor(query.new_empty(heads[0] * heads[1], chunks, chunk, width * chunk), rate)
             found = (windows(query, own), windows(key, order, width), windows(value, order, width))
-            new, new_total = attend(*found, bias_of(seen, alone, heads), factor)
+            new, new_total = attend(*found, reach.bias(index, alone, heads), factor)
             del found
             inverse = own.flatten(2).argsort(-1)[..., : query.shape[1]].expand(*heads, -1)
             new, new_total = (unsort(x.unflatten(0, heads), inverse).float() for x in (new, new_total[..., None]))
@@ -359,13 +357,12 @@ class ChunkedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, y, total = ctx.saved_tensors
-        reach, width, grads = ctx.reach, len(ctx.reach.neighbours), None
+        reach, width, grads = ctx.reach, ctx.reach.width, None
         for index, (order, (alone, factor, inverse)) in enumerate(zip(reach.order, ctx.rounds, strict=True)):
             heads, own = inverse.shape[:2], reach.chunks(index)
             found = (windows(query, own), windows(key, order, width), windows(value, order, width))
             whole = (windows(y, own), windows(total, own).squeeze(-1))
-            bias = bias_of(reach.seen(index), alone, heads)
-            new = attend_backward(windows(grad, own), *found, bias, factor, *whole)
+            new = attend_backward(windows(grad, own), *found, reach.bias(index, alone, heads), factor, *whole)
             del found, whole
             own_grad, others = unsort(new[0].unflatten(0, heads), inverse), new[1:]
             new = (own_grad, *(reach.put_back(part, index, inverse) for part in others))
@@ -422,7 +419,7 @@ class ReformerAttention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, given: Given) -> Tensor:
         reach, rate = self.reach(key, given), self.dropout.p if self.training else 0.0
-        scores = query.shape[0] * query.shape[2] * len(reach.neighbours) * reach.order.shape[4]
+        scores = query.shape[0] * query.shape[2] * reach.width * reach.order.shape[4]
         step = max(1, AT_ONCE // scores) if query.device.type == "cpu" else self.num_heads
         parts = zip(*(x.transpose(1, 2).split(step, dim=2) for x in (query, key, value)), strict=True)
         reaches = (reach.of_heads(slice(start, start + step)) for start in range(0, self.num_heads, step))
@@ -462,9 +459,9 @@ class LocalAttention(ReformerAttention):
         order, ranks = sort_tokens(torch.zeros_like(real, dtype=torch.long)[None, :, None], real, chunk)
         first = (ranks // chunk - 1) * chunk
         if self.config.is_decoder:
-            return Reach(order, (-1, 0), ranks, first, ranks)
+            return Reach(order, ranks, first, ranks)
         order = F.pad(order, (0, 0, 0, 1), value=ranks.shape[-1] - 1)
-        return Reach(order, (-1, 0, 1), ranks, first, first + 3 * chunk - 1)
+        return Reach(order, ranks, first, first + 3 * chunk - 1, width=3)
 
 
 class LSHAttention(ReformerAttention):
@@ -487,17 +484,20 @@ class LSHAttention(ReformerAttention):
     def reach(self, key: Tensor, given: Given) -> Reach:
         chunk = min(self.chunk, key.shape[2])
         chunks = (given.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
-        buckets = self.buckets(key, chunks, given)
+        if self.layer_idx not in given.buckets:
+            given.buckets[self.layer_idx] = self.buckets(key, chunks, given).int()
+        buckets = given.buckets[self.layer_idx].long()
         order, ranks = sort_tokens(buckets, given.real, chunk)
         if not self.across:  # another bucket is further away than a chunk; two chunks are one bucket
             buckets = F.pad(buckets, (0, ranks.shape[-1] - buckets.shape[-1])).int()
             at = ranks + buckets * chunk * (ranks >= 0)
-            return Reach(order, (-1, 0), at, at - torch.where(chunks > 2, chunk, 2 * chunk).int(), at - 1)
+            first = at - torch.where(chunks > 2, chunk, 2 * chunk).int()
+            return Reach(order, at, first, at - 1)
         last = chunks[..., None].expand(*order.shape[:3], 1, chunk)  # a text's last chunk is before its first one
         order[..., :1, :] = order.gather(-2, last).masked_fill(chunks[..., None] == 1, ranks.shape[-1] - 1)
         first = (ranks // chunk - 1) * chunk
         wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
-        return Reach(order, (-1, 0), ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
+        return Reach(order, ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
 
     def buckets(self, x: Tensor, chunks: Tensor, given: Given) -> Tensor:
         """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""
@@ -581,7 +581,7 @@ class ReformerBlock(nn.Module):
 
 
 class Reversible(torch.autograd.Function):
-    """All blocks; only their output is kept. Backward computes each block's input from its output, once more with a graph.
+    """All blocks; only their output (and the buckets) is kept. Backward computes each block's input from its output, once more with a graph.
 
     The parameters are inputs, so that they get their gradients like those of any other function.
     """
