@@ -13,16 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM, HfTinyReformerModel
-from hf_tiny.models.reformer import (
-    ChunkedAttention,
-    Given,
-    LSHAttention,
-    Reversible,
-    attend,
-    attend_backward,
-    dense_attention,
-    normal_numbers,
-)
+from hf_tiny.models.chunks import ChunkedAttention, attend, attend_backward, dense_attention
+from hf_tiny.models.reformer import Given, LSHAttention, Reversible, normal_numbers
 from hf_tiny.optim import depths
 
 SIZES = {

@@ -1,0 +1,242 @@
+"""Attention in chunks: tokens are sorted, and look at their own chunk and its neighbours."""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .layers import Dropout, dropout_factor
+
+ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
+UNSEEN = -1e9  # added to the score of a pair that is out of reach, times how far it is
+AT_ONCE = 2**19  # scores of the heads that a CPU computes at a time: more would only need more memory
+
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass
+class Reach:
+    """Which tokens see which, in each round. Places are padded to whole chunks; one more place is nowhere.
+
+    order (rounds, batch or 1, heads or 1, chunks, chunk): the places, sorted, with a chunk before them that the first one
+        sees, and one behind them if chunks see the next.
+    at (rounds, batch or 1, heads or 1, places + 1): the rank of each place as a key.
+    first, last, wrap (like `at`): a query sees keys with first <= at <= last or at >= wrap,
+    causal: and of those only the ones before it in the text.
+    width: how many chunks a chunk looks at: the one before and itself, or with 3 also the one behind.
+    """
+
+    order: Tensor
+    at: Tensor
+    first: Tensor
+    last: Tensor
+    wrap: Tensor | None = None
+    causal: bool = False
+    width: int = 2
+
+    def far(self, index: int, query: Tensor, key: Tensor) -> Tensor:
+        """(..., query, key): how far keys are out of reach of a query in a round, 1 or more; within reach it is 0 or less.
+        Both are places (batch, heads or 1, ..., count). Arithmetic is several times as fast as comparing on a CPU."""
+
+        def of(mark: Tensor, places: Tensor) -> Tensor:
+            return mark[index].gather(-1, places.flatten(2)).view(places.shape).float()
+
+        at, query = of(self.at, key)[..., None, :], query[..., None]
+        first, last = of(self.first, query), of(self.last, query)
+        far = (at - (first + last) / 2).abs_().sub_((last - first) / 2)
+        if self.wrap is not None:
+            far = torch.minimum(far, of(self.wrap, query) - at)
+        return torch.maximum(far, (key[..., None, :] - query).float()) if self.causal else far
+
+    def dense(self, queries: int, keys: int) -> Tensor:
+        """(batch or 1, heads or 1, queries, keys): what the last queries see in some round."""
+        places = torch.arange(keys, device=self.at.device).expand(*self.at.shape[1:3], -1)
+        rounds = [self.far(index, places[..., keys - queries :], places) <= 0 for index in range(len(self.order))]
+        return torch.stack(rounds).any(0)
+
+    def chunks(self, index: int) -> Tensor:
+        """The order of a round without what is before and behind it."""
+        return self.order[index][:, :, 1 : self.order.shape[3] + 2 - self.width]
+
+    def of_heads(self, some: slice) -> "Reach":
+        """What these heads see."""
+        if self.order.shape[2] == 1:
+            return self
+        marks = {name: getattr(self, name) for name in ("order", "at", "first", "last", "wrap")}
+        return replace(self, **{name: mark[:, :, some] for name, mark in marks.items() if mark is not None})
+
+    def bias(self, index: int, alone: float | None, heads: tuple[int, int]) -> Tensor:
+        """(batch * heads or 1, chunks, chunk, keys): what to add to scores, so that a pair counts in the first round in which
+        it is within reach. alone: for a token itself."""
+        own, chunk = self.chunks(index), self.order.shape[4]
+        keys = self.order[index].flatten(2).unfold(2, self.width * chunk, chunk)
+        bias = self.far(index, own, keys).clamp_(min=0).mul_(UNSEEN)
+        for earlier in range(index):
+            bias.add_(self.far(earlier, own, keys).neg_().add_(0.5).clamp_(min=0), alpha=UNSEEN)
+        if alone is not None:
+            bias[..., chunk:].diagonal(dim1=-2, dim2=-1).fill_(alone)
+        return bias[0] if bias.shape[:2] == (1, 1) else bias.expand(*heads, -1, -1, -1).flatten(0, 1)
+
+    def put_back(self, grad: Tensor, index: int, inverse: Tensor) -> Tensor:
+        """The sum (batch, length, heads, size) of what each place was given in its windows (batch * heads, chunks, keys,
+        size): in its own chunk, and as a neighbour of others. `grad` is written to."""
+        before, own, *behind = grad.unflatten(0, inverse.shape[:2]).chunk(self.width, dim=3)
+        own[:, :, :-1] += before[:, :, 1:]
+        if behind:
+            own[:, :, 1:] += behind[0][:, :, :-1]
+        result = unsort(own, inverse)
+        if self.wrap is not None:
+            places = self.order[index][:, :, 0, :, None]  # (batch, heads or 1, chunk, 1)
+            first = before[:, :, 0].masked_fill(places >= result.shape[1], 0.0).transpose(1, 2)
+            places = places.clamp(max=result.shape[1] - 1).transpose(1, 2).expand_as(first)
+            result.scatter_add_(1, places, first)
+        return result
+
+
+def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """`order` and ranks (like `at`) of a `Reach`: tokens (rounds, batch, heads or 1, length) by bucket, then by place."""
+    length, size = real.shape[-1], -(-real.shape[-1] // chunk) * chunk
+    real = F.pad(real, (0, size - length))[:, None]  # (batch, 1, places)
+    places = torch.arange(size, device=real.device)
+    buckets = F.pad(buckets, (0, size - length)).masked_fill(~real, 2**31)
+    order = (buckets * size + places).sort(-1).values % size
+    ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
+    ranks = torch.where(real, ranks, ranks - 4 * size)[..., :length]  # padding is far from all tokens
+    ranks = F.pad(ranks, (0, size + 1 - length), value=-8 * size)
+    return F.pad(order, (chunk, 0), value=size).unflatten(-1, (-1, chunk)), ranks.int()
+
+
+def rows_at(x: Tensor, *places: Tensor) -> Tensor:
+    """x[places], with places in all dimensions but the last: without a copy of x, whatever the order of its dimensions."""
+    size = x.shape[-1]
+    if x.stride(-1) != 1 or any(stride % size for stride in x.stride()[:-1]):  # as of a gradient that is one number
+        x = x.contiguous()
+    steps = [stride // size for stride in x.stride()[:-1]]
+    count = 1 + sum(step * (length - 1) for step, length in zip(steps, x.shape[:-1], strict=True))
+    index = sum(place * step for place, step, length in zip(places, steps, x.shape, strict=False) if length > 1)
+    return F.embedding(index, x.as_strided((count, size), (size, 1)))
+
+
+def windows(x: Tensor, order: Tensor, width: int = 1) -> Tensor:
+    """Rows of x (batch, places, heads, size) in the order (batch or 1, heads or 1, chunks, chunk), and a view of them: each
+    `width` chunks together, (batch * heads, chunks + 1 - width, keys, size)."""
+    batch, heads = (torch.arange(count, device=x.device) for count in (x.shape[0], x.shape[2]))
+    chunk, places = order.shape[3], order.flatten(2).clamp(max=x.shape[1] - 1)  # those outside of x are masked
+    rows = rows_at(x, batch[:, None, None], places, heads[:, None])
+    return rows.unfold(2, width * chunk, chunk).mT.flatten(0, 1)
+
+
+def unsort(x: Tensor, inverse: Tensor) -> Tensor:
+    """From sorted rows (batch, heads, chunks, chunk, size) to those at the places (batch, length, heads, size)."""
+    batch, heads = (torch.arange(count, device=x.device) for count in x.shape[:2])
+    rank, chunk = inverse.transpose(1, 2), x.shape[3]
+    return rows_at(x, batch[:, None, None], heads, rank // chunk, rank % chunk)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention of (batch, heads, length, size), and the logarithm of the sum of its weights (batch, heads, length).
+
+    factor: of dropout, for each weight.
+    """
+    if query.device.type == "cpu" and factor is None:
+        return FUSED(query, key, value, attn_mask=bias, scale=1.0)
+    scores = (query @ key.mT).float() + bias
+    total = scores.logsumexp(-1)
+    weights = (scores - total[..., None]).exp()
+    return (weights if factor is None else weights * factor).to(value.dtype) @ value, total
+
+
+def attend_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    factor: Tensor | None,
+    y: Tensor,
+    total: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value. y and total may be those over these keys and others: the gradients are then what
+    these contribute to those of the whole."""
+    if query.device.type == "cpu" and factor is None:
+        return FUSED_BACKWARD(grad, query, key, value, y, total, 0.0, False, attn_mask=bias, scale=1.0)
+    weights = ((query @ key.mT).float() + bias - total[..., None]).exp()
+    value_grad = (weights if factor is None else weights * factor).to(grad.dtype).mT @ grad
+    weights_grad = (grad @ value.mT).float() * (1.0 if factor is None else factor)
+    scores_grad = (weights * (weights_grad - (grad * y).float().sum(-1, keepdim=True))).to(grad.dtype)
+    return scores_grad @ key, scores_grad.mT @ query, value_grad
+
+
+class ChunkedAttention(torch.autograd.Function):
+    """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
+    is what the paper's division by the number of its meetings comes to. Tensors are (batch, length, heads, size)."""
+
+    @staticmethod
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, rate: float) -> Tensor:
+        heads, width = (query.shape[0], query.shape[2]), reach.width
+        ctx.reach, ctx.rounds, y, total = reach, [], None, None
+        for index, order in enumerate(reach.order):
+            own, factor = reach.chunks(index), None
+            alone = None if not alone else UNSEEN if index else ALONE
+            if rate:
+                chunks, chunk = own.shape[2:]
+                factor = dropout_factor(query.new_empty(heads[0] * heads[1], chunks, chunk, width * chunk), rate)
+            found = (windows(query, own), windows(key, order, width), windows(value, order, width))
+            new, new_total = attend(*found, reach.bias(index, alone, heads), factor)
+            del found
+            inverse = own.flatten(2).argsort(-1)[..., : query.shape[1]].expand(*heads, -1)
+            new, new_total = (unsort(x.unflatten(0, heads), inverse).float() for x in (new, new_total[..., None]))
+            if index:  # one softmax over the keys of all rounds
+                both = torch.logaddexp(total, new_total)
+                y.mul_((total - both).exp_()).addcmul_(new, (new_total - both).exp_())
+                total = both
+            else:
+                y, total = new, new_total
+            ctx.rounds.append((alone, factor, inverse))
+        y = y.to(value.dtype)
+        ctx.save_for_backward(query, key, value, y, total)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, y, total = ctx.saved_tensors
+        reach, width, grads = ctx.reach, ctx.reach.width, None
+        for index, (order, (alone, factor, inverse)) in enumerate(zip(reach.order, ctx.rounds, strict=True)):
+            heads, own = inverse.shape[:2], reach.chunks(index)
+            found = (windows(query, own), windows(key, order, width), windows(value, order, width))
+            whole = (windows(y, own), windows(total, own).squeeze(-1))
+            new = attend_backward(windows(grad, own), *found, reach.bias(index, alone, heads), factor, *whole)
+            del found, whole
+            own_grad, others = unsort(new[0].unflatten(0, heads), inverse), new[1:]
+            new = (own_grad, *(reach.put_back(part, index, inverse) for part in others))
+            grads = [one.add_(other) for one, other in zip(grads, new, strict=True)] if index else new
+        return *grads, None, None, None
+
+
+def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, rate: float) -> Tensor:
+    """`ChunkedAttention` of (batch, heads, length, size).
+
+    alone: a token sees itself only where it sees nothing else.
+    rate: of dropout.
+    """
+    scores, heads = query.shape[0] * query.shape[2] * reach.width * reach.order.shape[4], query.shape[1]
+    step = max(1, AT_ONCE // scores) if query.device.type == "cpu" else heads
+    parts = zip(*(x.transpose(1, 2).split(step, dim=2) for x in (query, key, value)), strict=True)
+    reaches = (reach.of_heads(slice(start, start + step)) for start in range(0, heads, step))
+    y = [ChunkedAttention.apply(*part, one, alone, rate) for part, one in zip(parts, reaches, strict=True)]
+    return torch.cat(y, dim=2).transpose(1, 2)
+
+
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, alone: bool, dropout: Dropout
+) -> tuple[Tensor, Tensor]:
+    """Softmax over what is `seen` (..., query, key), with the weights. The last query is the last key's token."""
+    scores = (query @ key.mT).float().masked_fill(~seen, UNSEEN)
+    if alone:
+        scores.diagonal(key.shape[2] - query.shape[2], -2, -1).fill_(ALONE)
+    weights = dropout(scores.softmax(-1).to(value.dtype))
+    return weights @ value, weights
