@@ -72,6 +72,8 @@ def autoencoders(size: str) -> dict[str, tuple[nn.Module, Loss]]:
     )  # fmt: skip
     native = ViTMAEForPreTraining._from_config(config, attn_implementation="sdpa")
     ours = vit_mae_from_native(native)
+    for part in (ours.vit.embeddings, ours.decoder):
+        part.positions.requires_grad_(False)  # as in the native model
 
     def our_loss(images: Tensor, _: Tensor, noise: Tensor) -> Tensor:
         return ours(images, noise.argsort(1)[:, : int(noise.shape[1] * (1 - MASK_RATIO))]).loss

@@ -770,7 +770,7 @@ assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
 
 REMOTE_FILES = {
     HfTinyElectraConfig: {"electra.py", "heads.py", "layers.py"},
-    HfTinyReformerConfig: {"reformer.py", "heads.py", "layers.py"},
+    HfTinyReformerConfig: {"reformer.py", "chunks.py", "heads.py", "layers.py"},
     HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "layers.py"},
     HfTinyTokenLinkingConfig: {"linking.py", "electra.py", "heads.py", "layers.py"},
     HfTinyViTConfig: {"vit.py", "heads.py", "layers.py"},
