@@ -36,6 +36,11 @@ class Figure:
 
 def run_rows(main: Callable, recipe: TrainConfig, rows: dict[str, Row], chosen: list[str] | None) -> None:
     """`main(recipe, **settings)` for each row that is not finished yet, in a folder of its name."""
+    if recipe.push_to_hub:
+        raise InputError(
+            "--push_to_hub: an ablation trains many models. Leave it out, and push the folder of the one you choose: "
+            "python -m hf_tiny.hub push FOLDER --hub_model_id you/name"
+        )
     for name in chosen or rows:
         if name not in rows:
             raise InputError(f"--rows {name}: choose among {', '.join(rows)}.")

@@ -345,6 +345,8 @@ def test_an_ablation_beside_the_papers(home, tmp_path):
     again = run(made, "ablate_seq2seq", **settings)
     assert again.code == 0 and again.out.count("is finished: delete it to run it again") == 3
     assert_refused(run(made, "ablate_seq2seq", **{**settings, "rows": "3_heads"}), "--rows 3_heads", "1_head")
+    pushed = run(made, "ablate_seq2seq", **{**settings, "seeds": 1}, push_to_hub=True)
+    assert_refused(pushed, "--push_to_hub", "many models", "push FOLDER")
 
 
 @pytest.mark.parametrize(
