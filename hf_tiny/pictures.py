@@ -77,6 +77,10 @@ def start_config(recipe, pictures: Sequence[Picture], least_patch: int, **change
         size, grey = look(pictures)
         size = wanted or (size if max(size) <= LARGE else USUAL)
         patch = max(least_patch, next((patch for side, patch in PATCHES if min(size) <= side), 16))
+        if wanted is None and recipe.patch_size is None:
+            size, given = tuple(-(-side // patch) * patch for side in size), size
+            if size != given:
+                logger.info("Pictures of {} x {} become {} x {}, in patches of {}.".format(*given, *size, patch))
         patch = recipe.patch_size or patch
         try:
             config = HfTinyViTConfig(

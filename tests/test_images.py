@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from test_bad_input import assert_refused
 from transformers import (
+    AutoConfig,
     AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
@@ -388,6 +389,15 @@ def test_pictures_of_more_than_8_bits_are_refused(home, tmp_path):
     arguments = ImageArguments(train_file=[str(tmp_path / "deep.png")], validation_file=[str(home / "dev")])
     with pytest.raises(InputError, match=r"deep.png.*more than 8 bits"):
         Pixels(read_pictures(arguments, labelled=False)["train"], (8, 8), 1)
+
+
+def test_pictures_that_patches_do_not_divide_are_resized(tmp_path):
+    for path in write_classes(tmp_path / "odd", 8).glob("*/*.png"):
+        Image.open(path).resize((30, 17)).save(path)
+    ended = work("finetune_images", tmp_path / "run", train_file=tmp_path / "odd", max_steps=2)
+    assert ended.code == 0, ended.err
+    assert "Pictures of 17 x 30 become 20 x 32, in patches of 4." in ended.err
+    assert AutoConfig.from_pretrained(tmp_path / "run").image_size == [20, 32]
 
 
 def test_coloured_pictures_in_a_grey_model(home, masked, tmp_path):
