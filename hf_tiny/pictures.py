@@ -249,13 +249,20 @@ def shown(images: Tensor, normalize: Normalize) -> np.ndarray:
     return images.clamp(0, 1).permute(0, 2, 3, 1).numpy()
 
 
+def spread_out(batches: PictureBatches) -> tuple[np.ndarray, dict]:
+    """The numbers and the batch of some pictures from all over the data, which may stand in the order of their classes."""
+    rows = np.linspace(0, len(batches.data) - 1, min(DRAWN, len(batches.data)), dtype=int)
+    return rows, batches.collate(batches.data[rows], 0)
+
+
 def report_masked(batches: PictureBatches, model: HfTinyViTForMaskedImageModeling) -> Callable[[Results, Path], None]:
     """A picture of held-out pictures: as they are, what the encoder sees of them, and what the decoder makes of that."""
 
     @torch.no_grad()
     def report(results: Results, folder: Path) -> None:
         model.eval()
-        batch = {name: batches[0][name][:DRAWN].to(model.device) for name in ("pixel_values", "ids_keep")}
+        _, batch = spread_out(batches)
+        batch = {name: batch[name].to(model.device) for name in ("pixel_values", "ids_keep")}
         patches = patchify(batch["pixel_values"], model.config)
         seen = torch.zeros(patches.shape[:2], device=model.device).scatter(1, batch["ids_keep"], 1.0)[:, :, None]
         visible = unpatchify(seen.expand_as(patches), model.config.grid_size(image_size(model.config)), model.config)
@@ -292,7 +299,8 @@ def report_pictures(
 def draw_attention(path: Path, model: PreTrainedModel, batches: PictureBatches, names: Sequence[str]) -> None:
     """Where the last layer looks: the attention of what is pooled (the class token, or all patches), the mean over heads."""
     used = model.config._attn_implementation
-    images = batches[0]["pixel_values"][:DRAWN].to(model.device)
+    rows, batch = spread_out(batches)
+    images = batch["pixel_values"].to(model.device)
     model.set_attn_implementation("eager")
     model.eval()
     weights = model(images, output_attentions=True).attentions[-1].float().mean(1)  # (batch, query, key)
@@ -301,4 +309,6 @@ def draw_attention(path: Path, model: PreTrainedModel, batches: PictureBatches, 
     looks = weights[:, model.vit.pooled].mean(1)[:, -grid[0] * grid[1] :].unflatten(1, grid)
     looks = looks / looks.amax((1, 2), keepdim=True)
     looks = nn.functional.interpolate(looks[:, None], images.shape[2:]).permute(0, 2, 3, 1).cpu().numpy()
-    hub.draw_pictures(path, {"picture": shown(images, batches.collate), "attention": looks}, names)
+    hub.draw_pictures(
+        path, {"picture": shown(images, batches.collate), "attention": looks}, [names[row] for row in rows]
+    )

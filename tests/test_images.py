@@ -31,9 +31,10 @@ from transformers import (
 
 import hf_tiny  # noqa: F401
 from hf_tiny.data.images import ImageArguments, read_pictures
-from hf_tiny.data.pixels import ClassifyPictures, Pixels
+from hf_tiny.data.pixels import ClassifyPictures, PictureBatches, Pixels
 from hf_tiny.errors import InputError
 from hf_tiny.models.image_processing import HfTinyGreyImageProcessor
+from hf_tiny.pictures import spread_out
 
 CLASSES = ("bars", "rows")
 
@@ -123,6 +124,15 @@ def test_what_does_not_fit_in_memory_is_decoded_batch_by_batch(home):
     mean, deviation = eager.mean_and_deviation()
     assert mean == pytest.approx(eager.array.mean((0, 2, 3)) / 255, abs=1e-4)
     assert deviation == pytest.approx(eager.array.std((0, 2, 3)) / 255, abs=1e-4)
+
+
+def test_pictures_are_drawn_from_all_over_the_data(home):
+    pixels = pixels_of(ImageArguments(train_file=[str(home / "train")], validation_file=[str(home / "dev")]))
+    processor = HfTinyGreyImageProcessor(image_mean=[0.5], image_std=[0.5])
+    rows, batch = spread_out(PictureBatches(pixels, ClassifyPictures(processor, seed=0), 4, seed=0, shuffle=False))
+    assert (rows[0], rows[-1], len(rows)) == (0, len(pixels) - 1, 8)
+    assert batch["labels"].tolist() == [0] * 4 + [1] * 4  # they stand in the order of their classes
+    assert batch["pixel_values"].shape == (8, 1, 8, 8)
 
 
 def test_pictures_without_labels_need_no_folders(home):
