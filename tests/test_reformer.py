@@ -386,6 +386,17 @@ def test_any_length(model_class):
 
 
 @torch.no_grad()
+@both_kinds
+def test_one_long_chunk_goes_through_sdpa(model_class, monkeypatch):
+    """As --full_attention has it: no matrix of all pairs in each head, and the logits of the one that has it."""
+    model = build(model_class, lsh_attn_chunk_length=64, local_attn_chunk_length=64)
+    expected = model(tokens(), output_attentions=True).logits  # over all pairs
+    calls, sdpa = [], nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or sdpa(*a, **k))
+    assert_close(model(tokens()).logits, expected)
+    assert len(calls) == model.config.num_hidden_layers
+
+
 def test_feed_forward_pieces_are_exact():
     expected = build(chunk_size_feed_forward=0)(tokens()).logits
     for size in (1, 7, 74, 1000):

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from .chunks import Reach, chunked_attention, dense_attention, sort_tokens
+from .chunks import Reach, chunked_attention, dense_attention, full_attention, sort_tokens
 from .heads import POOLING, SequenceClassification, TokenClassification, count_items
 from .layers import Dropout, FeedForward, HfTinyConfig, cross_entropy, linear_cross_entropy, rotary_angles, rotate
 
@@ -185,11 +185,14 @@ class ReformerAttention(nn.Module):
         del projected
         if given.past_key_values is not None:
             key, value = given.past_key_values.update(key, value, self.layer_idx)
-        lengths, reach, weights = (query.shape[2], key.shape[2]), self.reach(key, given), None
-        if given.dense or lengths[0] < lengths[1] or lengths[1] <= self.chunk:  # one chunk sees all of itself
-            y, weights = dense_attention(query, key, value, reach.dense(*lengths), self.alone, self.dropout)
+        lengths, rate, weights = (query.shape[2], key.shape[2]), self.dropout.p if self.training else 0.0, None
+        if given.dense or lengths[0] < lengths[1]:
+            seen = self.reach(key, given).dense(*lengths)
+            y, weights = dense_attention(query, key, value, seen, self.alone, self.dropout)
+        elif lengths[1] <= self.chunk:
+            y = full_attention(query, key, value, given.real, bool(self.config.is_decoder), self.alone, rate)
         else:
-            y = chunked_attention(query, key, value, reach, self.alone, self.dropout.p if self.training else 0.0)
+            y = chunked_attention(query, key, value, self.reach(key, given), self.alone, rate)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
 
