@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/electra
 ARGS ?=
 
-.PHONY: pretrain test lint bench results clean
+.PHONY: pretrain test test-fast lint bench results clean
 
 pretrain: .venv/installed  ## pretrain ELECTRA on the built-in corpus; ARGS="--max_steps 100" adds flags
 	$(BIN)/accelerate launch --quiet recipes/pretrain_electra.py --output_dir $(OUT) $(ARGS)
@@ -12,9 +12,13 @@ pretrain: .venv/installed  ## pretrain ELECTRA on the built-in corpus; ARGS="--m
 test: .venv/installed  ## all tests, no network
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-fast: .venv/installed  ## what takes a minute: no other programs are started, no models trained for long
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: .venv/installed  ## hf_tiny and transformers on the same work, alternating
 	$(BIN)/python benchmarks/electra.py
@@ -22,7 +26,7 @@ bench: .venv/installed  ## hf_tiny and transformers on the same work, alternatin
 	$(BIN)/python benchmarks/seq2seq.py
 	$(BIN)/python benchmarks/vit.py
 
-results: .venv/installed  ## render the tables of README.md and recipes/README.md from benchmarks/results
+results: .venv/installed  ## render the tables of README.md and docs/ from benchmarks/results
 	$(BIN)/python benchmarks/render.py
 
 .venv/installed: pyproject.toml constraints.txt

@@ -28,7 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_tiny.convert import electra_from_native
-from hf_tiny.data.collate import Batch, MaskTokens
+from hf_tiny.data.batches import Batch
+from hf_tiny.data.masking import MaskTokens
 
 OURS, WHOLE, SLICED = "hf_tiny", "transformers as it comes", "transformers, sliced logits"
 SIDES = (OURS, WHOLE, SLICED)

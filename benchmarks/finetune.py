@@ -18,6 +18,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers import (
@@ -31,12 +32,13 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_tiny.convert import electra_head_from_native
-from hf_tiny.data.collate import BucketedBatches
-from hf_tiny.data.tagged import TextArguments, find_labels, read_texts
-from hf_tiny.data.windows import CollateTexts, text_features
-from hf_tiny.metrics import collect_texts, compute_texts
+from hf_tiny.data.batches import BucketedBatches
+from hf_tiny.data.splits import find_labels
+from hf_tiny.data.windows import CollateWindows
+from hf_tiny.evaluation import call
+from hf_tiny.tasks.classify import ClassifyArguments, TextEvaluation, read_texts, text_features
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
-from hf_tiny.train import TrainConfig, call, train
+from hf_tiny.train import TrainConfig, train
 
 OURS, DEFAULT, GROUPED = "hf_tiny", "Trainer as it comes", "Trainer, group_by_length"
 PEERS = {DEFAULT: "random", GROUPED: "group_by_length"}
@@ -47,15 +49,16 @@ class Work:
     """The texts, as both sides take them."""
 
     def __init__(self, samples: int | None):
-        arguments = TextArguments(max_seq_length=128, max_train_samples=samples)
+        arguments = ClassifyArguments(max_seq_length=128, max_train_samples=samples)
         texts = read_texts(arguments)
-        self.labels = find_labels(texts["train"], texts["validation"])
+        self.labels = find_labels(texts)
         self.tokenizer = train_tokenizer((text.text for text in texts["train"]), TokenizerArguments(vocab_size=4096))
-        self.collate = CollateTexts(self.tokenizer.pad_token_id)
+        self.collate = CollateWindows(self.tokenizer.pad_token_id)
         features = {split: text_features(part, self.tokenizer, self.labels, arguments) for split, part in texts.items()}
         self.features = features["train"]
-        self.held_out = BucketedBatches(features["validation"], self.collate, BATCH_SIZE, 8192, 0, shuffle=False)
-        names = ("input_ids", "token_type_ids", "label")
+        held_out = BucketedBatches(features["validation"], self.collate, BATCH_SIZE, 8192, 0, shuffle=False)
+        self.evaluation = TextEvaluation(held_out, texts["validation"], self.labels, "validation")
+        names = ("input_ids", "token_type_ids", "labels")
         self.dataset = Dataset.from_list([{name: sample[name] for name in names} for sample in self.features])
 
     def model(self, seed: int) -> ElectraForSequenceClassification:
@@ -67,17 +70,13 @@ class Work:
         config.initializer_range = 0.1
         return ElectraForSequenceClassification(config)
 
+    @torch.no_grad()
     def accuracy(self, model: torch.nn.Module) -> float:
         model.eval()
-        correct = []
-        with torch.no_grad():
-            for index in range(len(self.held_out)):
-                batch = self.held_out[index]
-                correct.append(collect_texts(call(model, batch, None), batch))
-        results = {name: [result[name] for result in correct] for name in correct[0]}
-        return compute_texts(self.labels)(
-            {k: torch.cat(list(map(torch.as_tensor, v))).numpy() for k, v in results.items()}
-        )["accuracy"]
+        batches = [self.evaluation.batches[index] for index in range(len(self.evaluation.batches))]
+        found = [self.evaluation.collect(call(model, batch, None), batch) for batch in batches]
+        results = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        return self.evaluation.compute(results)["accuracy"]
 
 
 def ours(work: Work, seed: int, epochs: float, folder: Path) -> tuple[float, float]:
@@ -106,19 +105,20 @@ def peer(work: Work, seed: int, epochs: float, folder: Path, sampling: str) -> t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer texts, one epoch: a check, not a measurement")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=None, help="default: 5; 2 when quick")
     parser.add_argument("--epochs", type=int, default=2, help="more of them to compare accuracies, fewer for speed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     epochs = 1 if arguments.quick else arguments.epochs
+    repetitions = arguments.repetitions or (2 if arguments.quick else 5)
     work = Work(300 if arguments.quick else None)
 
     rates = {side: [] for side in (OURS, *PEERS)}
     accuracies = {side: [] for side in rates}
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(arguments.repetitions):
+        for seed in range(repetitions):
             sides = list(rates)
             for side in sides[seed % 3 :] + sides[: seed % 3]:  # so that nobody is always first
                 where = Path(folder, f"{seed}-{side}")
@@ -128,9 +128,7 @@ def main() -> None:
                 rates[side].append(rate)
                 accuracies[side].append(accuracy)
 
-    print(
-        f"\n{len(work.features)} samples, {epochs} epochs, {arguments.repetitions} seeds, {arguments.threads} threads"
-    )
+    print(f"\n{len(work.features)} samples, {epochs} epochs, {repetitions} seeds, {arguments.threads} threads")
     print(f"{'':28} examples/s   ours / peer (range)      accuracy (deviation)")
     result = {}
     for side, values in rates.items():
@@ -150,7 +148,7 @@ def main() -> None:
                 "accuracy": result[OURS]["accuracy"],
                 "accuracy_trainer": result[DEFAULT]["accuracy"],
                 "accuracy_trainer_grouped": result[GROUPED]["accuracy"],
-                "repetitions": arguments.repetitions,
+                "repetitions": repetitions,
                 "threads": arguments.threads,
             }
         )

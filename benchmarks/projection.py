@@ -16,8 +16,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, checkpoint
-from hf_tiny.data.collate import Batches, MaskTokens
-from hf_tiny.data.corpus import CorpusArguments, documents, load_blocks
+from hf_tiny.data.batches import Batches
+from hf_tiny.data.corpus import Corpus, CorpusArguments
+from hf_tiny.data.masking import MaskTokens
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
 TEXT, GPUS, MACHINES, CORES = 100e9, 64, 8, 64  # bytes; eight machines with eight GPUs and 64 cores each
@@ -35,13 +36,14 @@ def core_seconds(function):
 
 
 def measure_text(arguments: CorpusArguments) -> tuple[dict, object]:
-    texts, reading = core_seconds(lambda: list(documents(arguments)))
+    corpus = Corpus(arguments)
+    texts, reading = core_seconds(lambda: list(corpus.documents()))
     size = sum(len(text.encode()) for text in texts)
     vocabulary = TokenizerArguments(vocab_size=30522)
     tokenizer, learning = core_seconds(lambda: train_tokenizer(texts, vocabulary, model_max_length=LENGTH))
     with tempfile.TemporaryDirectory() as cache:
         datasets.config.HF_DATASETS_CACHE = Path(cache)
-        blocks, packing = core_seconds(lambda: load_blocks(arguments, tokenizer)["train"])
+        blocks, packing = core_seconds(lambda: corpus.blocks(tokenizer)["train"])
         batch, tokens = Batches(blocks, MaskTokens(tokenizer, 0.15, 0), 1, 0)[0], len(blocks) * LENGTH
     found = {"bytes": size, "read": size / reading, "learn": size / learning, "pack": size / packing}
     return {**found, "tokens": tokens / size}, batch

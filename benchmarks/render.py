@@ -1,4 +1,4 @@
-"""Write the tables of README.md and recipes/README.md from benchmarks/results/*.json; or first add a run to these.
+"""Write the tables of README.md and docs/*.md from benchmarks/results/*.json; or first add a run to these.
 
 python benchmarks/render.py
 python benchmarks/render.py pretrain.books_en runs/books "99 English books"
@@ -7,7 +7,8 @@ python benchmarks/render.py finetune.sst2 runs/sst2-scratch runs/sst2 eval_accur
 The last form keeps two runs with several seeds (`--seeds 3`): from scratch, and from a pretrained model.
 
 A table stands between `<!-- results:NAME -->` and `<!-- /results -->`; NAME is the part of a result's file name before
-its first dot: `pretrain.books_en.json` is a row of the table `pretrain`. Rows follow the order of the file names.
+its first dot: `pretrain.books_en.json` is a row of the table `pretrain`. Rows follow the order of the file names. Each
+table stands once.
 """
 
 import json
@@ -30,8 +31,8 @@ COLUMNS = {
         "RTD loss": "figures.eval_rtd_loss",
         "majority entropy": "figures.eval_rtd_majority_entropy",
     },
-    "tried": {
-        "tried": "what",
+    "electra_tried": {
+        "settings": "what",
         "tokens": "figures.train_tokens",
         "minutes": "figures.train_minutes",
         "MLM accuracy": "figures.eval_mlm_accuracy",
@@ -39,74 +40,74 @@ COLUMNS = {
         "recall": "figures.eval_rtd_recall",
     },
     "finetune": {
-        "data": "what",
-        "figure": "figures.figure",
+        "dataset": "what",
+        "metric": "figures.figure",
         "from scratch": "figures.scratch",
         "pretrained": "figures.pretrained",
-        "gain in points": "figures.gain",
-        "minutes a run": "figures.minutes",
+        "gain (points)": "figures.gain",
+        "minutes per run": "figures.minutes",
     },
     "streaming": {
         "text": "what",
-        "tokens of an epoch": "figures.tokens",
-        "tokens a second": "figures.tokens_per_second",
-        "peak MB, vocabulary": "figures.vocabulary_mb",
-        "peak MB, stream": "figures.stream_mb",
+        "tokens per epoch": "figures.tokens",
+        "tokens per second": "figures.tokens_per_second",
+        "peak MB, training the tokenizer": "figures.vocabulary_mb",
+        "peak MB, streaming": "figures.stream_mb",
     },
-    "transfer": {
-        "fine-tuned with": "what",
-        "film reviews, English: accuracy": "figures.english",
+    "forgetting": {
+        "flags": "what",
+        "English reviews: accuracy": "figures.english",
         "MLM loss after (before)": "figures.english_mlm",
         "RTD loss after (before)": "figures.english_rtd",
-        "film reviews, Korean: accuracy": "figures.korean",
+        "Korean reviews: accuracy": "figures.korean",
         "MLM loss": "figures.korean_mlm",
         "RTD loss": "figures.korean_rtd",
     },
     "pairs": {
-        "data": "what",
+        "dataset": "what",
         "minutes": "figures.train_minutes",
         "cores": "figures.num_threads",
         "BLEU": "figures.eval_bleu",
         "BLEU, lower case": "figures.eval_bleu_tok",
         "chrF++": "figures.eval_chrf",
-        "chrF++ of copying": "figures.eval_copy_chrf",
-        "chrF++ of the most frequent": "figures.eval_majority_chrf",
+        "chrF++ of copying the source": "figures.eval_copy_chrf",
+        "chrF++ of the most frequent target": "figures.eval_majority_chrf",
         "exact match": "figures.eval_exact_match",
-        "PPL": "figures.eval_ppl",
+        "perplexity": "figures.eval_ppl",
     },
     "denoise": {
-        "data": "what",
-        "figure": "figures.figure",
+        "dataset": "what",
+        "metric": "figures.figure",
         "from scratch": "figures.scratch",
         "after denoising": "figures.pretrained",
         "gain": "figures.gain",
-        "minutes a run": "figures.minutes",
+        "minutes per run": "figures.minutes",
     },
-    "pictures": {
-        "data": "what",
-        "figure": "figures.figure",
+    "images": {
+        "dataset": "what",
+        "metric": "figures.figure",
         "from scratch": "figures.scratch",
         "after masked pretraining": "figures.pretrained",
-        "gain in points": "figures.gain",
-        "minutes a run": "figures.minutes",
+        "gain (points)": "figures.gain",
+        "minutes per run": "figures.minutes",
     },
-    "classified": {
-        "data": "what",
+    "image_classification": {
+        "dataset": "what",
         "accuracy": "figures.eval_accuracy",
-        "always the most frequent": "figures.eval_majority",
+        "most frequent label": "figures.eval_majority",
         "seeds": "figures.seeds",
-        "minutes a run": "figures.train_minutes",
+        "minutes per run": "figures.train_minutes",
         "cores": "figures.num_threads",
     },
-    "table_3": {
+    "seq2seq_ablation": {
         "row": "what",
-        "PPL": "figures.PPL",
-        "PPL, paper": "figures.PPL, paper",
+        "perplexity": "figures.PPL",
+        "perplexity, paper": "figures.PPL, paper",
         "BLEU": "figures.BLEU",
         "BLEU, paper": "figures.BLEU, paper",
-        "PPL: as there?": "figures.PPL: as there?",
-        "BLEU: as there?": "figures.BLEU: as there?",
-        "minutes a run": "figures.minutes a run",
+        "perplexity: as in the paper?": "figures.PPL: as there?",
+        "BLEU: as in the paper?": "figures.BLEU: as there?",
+        "minutes per run": "figures.minutes a run",
     },
     "electra_ablation": {
         "row": "what",
@@ -118,41 +119,46 @@ COLUMNS = {
         "RTD AUC": "figures.RTD AUC",
         "steps": "figures.steps",
         "TFLOP": "figures.TFLOP",
-        "as there?": "figures.score: as there?",
+        "as in the paper?": "figures.score: as there?",
         "minutes": "figures.minutes a run",
     },
     "reformer_lengths": {
         "tokens": "what",
         "hf_tiny's Reformer": "figures.ours",
         "full attention (SDPA)": "figures.sdpa",
-        "the same, checkpointed": "figures.checkpointed",
+        "SDPA with gradient checkpointing": "figures.checkpointed",
         "transformers' Reformer": "figures.peer",
     },
-    "copy": {"hashes": "what", "accuracy, %": "figures.here", "paper, %": "figures.paper"},
+    "reformer_hashes": {
+        "hashes": "what",
+        "without dropout": "figures.no_dropout",
+        "dropout 0.05, the default of both": "figures.dropout",
+    },
+    "reformer_copy": {"hashes": "what", "accuracy, %": "figures.here", "paper, %": "figures.paper"},
     "long_text": {
         "model": "what",
         "tokens": "figures.train_tokens",
         "minutes": "figures.train_minutes",
         "cores": "figures.num_threads",
         "bits per byte": "figures.eval_bits_per_byte",
-        "PPL of a token": "figures.eval_ppl",
+        "perplexity per token": "figures.eval_ppl",
     },
     "listops": {
         "model": "what",
         "accuracy": "figures.test_accuracy",
-        "always the most frequent": "figures.test_majority",
+        "most frequent label": "figures.test_majority",
         "minutes": "figures.train_minutes",
         "cores": "figures.num_threads",
     },
     "tokenizers": {
         "tokenizer": "what",
-        "tokens a word": "figures.fertility",
+        "tokens per word": "figures.fertility",
         "share of [UNK]": "figures.unknown",
         "share of single bytes": "figures.bytes",
         "reviews": "figures.reviews",
         "parts of speech": "figures.tags",
     },
-    "projection": {"of ELECTRA-base": "what", "figure": "figures.value", "from": "figures.how"},
+    "projection": {"ELECTRA-base": "what", "value": "figures.value", "source": "figures.how"},
     "bench_finetune": {
         "compared with": "what",
         "ratio": "figures.ratio",
@@ -162,9 +168,10 @@ COLUMNS = {
     },
     **{
         name: {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"}
-        for name in ("bench", "bench_seq2seq", "bench_vit")
+        for name in ("bench_electra", "bench_seq2seq", "bench_vit")
     },
 }
+METRICS = {"f1": "F1", "las": "LAS", "spearmanr": "Spearman", "chrf": "chrF++", "ppl": "perplexity"}
 
 
 def add(name: str, run: Path, what: str) -> None:
@@ -223,14 +230,34 @@ def rows(table: str) -> list[dict]:
     return found
 
 
+def number(value: float) -> str:
+    """For people: 6.5, 39.6, 4,300; a score below 1 has three digits (0.682), and a tiny one its first (0.0002)."""
+    if value == 0:
+        return "0"
+    if value < 1:
+        return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}"
+    digits = 2 if value < 10 else 1 if value < 1000 else 0
+    return trimmed(f"{value:,.{digits}f}")
+
+
+def trimmed(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def cell(row: dict, place: str) -> str:
+    value = row
     for key in place.split("."):
-        row = row.get(key, "")
-        if row == "":
+        value = value.get(key, "")
+        if value == "":
             return ""
-    if isinstance(row, float):
-        return f"{row:.3f}" if abs(row) < 10 else f"{row:,.1f}"
-    return f"{row:,}" if isinstance(row, int) else str(row)
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = str(value)
+    if re.fullmatch(r"\d*\.\d+", text):
+        minutes = "minutes" in place.rpartition(".")[2]
+        return trimmed(f"{float(text):.1f}") if minutes else number(float(text))
+    text = re.sub(r"\d+\.\d{3,}", lambda found: number(float(found[0])), text)
+    return METRICS.get(text, text)
 
 
 def markdown(table: str) -> str:
@@ -245,10 +272,15 @@ def render(text: str) -> str:
     return re.sub(pattern, lambda m: f"{m[1]}{markdown(m[2])}\n{m[3]}", text, flags=re.DOTALL)
 
 
+def documents() -> list[Path]:
+    """The files that hold tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 4:
         add(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
     if len(sys.argv) == 6:
         add_pair(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
-    for path in (ROOT / "README.md", ROOT / "recipes" / "README.md"):
+    for path in documents():
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -52,19 +52,18 @@ def read(folder: Path, cache: Path, stage: str) -> None:
     import datasets
 
     from hf_tiny import tokenizer
-    from hf_tiny.data.collate import MaskTokens
-    from hf_tiny.data.corpus import CorpusArguments, documents, fingerprint, plan_packing
-    from hf_tiny.data.stream import Corpus, StreamedBatches
+    from hf_tiny.data.corpus import Corpus, CorpusArguments
+    from hf_tiny.data.masking import MaskTokens
+    from hf_tiny.data.stream import StreamedBatches
 
     datasets.config.HF_DATASETS_CACHE = tokenizer.HF_DATASETS_CACHE = cache
-    arguments = CorpusArguments(train_file=[str(folder)], streaming=True)
+    corpus = Corpus(CorpusArguments(train_file=[str(folder)], streaming=True))
     words = tokenizer.load_tokenizer(
-        tokenizer.TokenizerArguments(vocab_size=4096), lambda: documents(arguments), fingerprint(arguments)
+        tokenizer.TokenizerArguments(vocab_size=4096), corpus.documents, corpus.fingerprint
     )
     if stage == "vocabulary":
         return print(json.dumps({"vocabulary_mb": peak()}))
-    corpus = Corpus(*plan_packing(arguments, words, 0)["train"], 1.0)
-    batches = StreamedBatches([corpus], MaskTokens(words, 0.15, 0), 32, 0, lanes=1, buffer_size=4096)
+    batches = StreamedBatches(corpus.mixed(words, lanes=1)["train"], MaskTokens(words, 0.15, 0), 32)
     began, number, tokens = time.perf_counter(), 0, 0
     while number % 100 or batches.epoch(number) < 1:
         tokens += int(batches[number]["num_items_in_batch"][-1])

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification, ViTMAEConfig, ViTMAEForPreTraining
 from transformers.utils import logging
 
-from hf_tiny.convert import vit_from_native, vit_mae_from_native
+from hf_tiny.convert import vit_from_native
 from hf_tiny.models.vit import HfTinyViTForImageClassification
 
 OURS, HF, TIMM = "hf_tiny", "transformers", "timm"
@@ -71,7 +71,7 @@ def autoencoders(size: str) -> dict[str, tuple[nn.Module, Loss]]:
         decoder_intermediate_size=4 * width,
     )  # fmt: skip
     native = ViTMAEForPreTraining._from_config(config, attn_implementation="sdpa")
-    ours = vit_mae_from_native(native)
+    ours = vit_from_native(native)
     for part in (ours.vit.embeddings, ours.decoder):
         part.positions.requires_grad_(False)  # as in the native model
 

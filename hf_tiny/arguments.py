@@ -1,60 +1,222 @@
 """From the command line, or one YAML or JSON file of flags, to a recipe's frozen dataclass."""
 
+import argparse
 import dataclasses
 import difflib
 import json
+import math
+import operator
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from transformers import HfArgumentParser
+from huggingface_hub.errors import StrictDataclassError
+from transformers import HfArgumentParser, PreTrainedConfig
 
 from .errors import InputError
 
-RecipeType = TypeVar("RecipeType")
+GROUPS = ("run", "data", "tokenizer", "model", "training", "saving", "Hub")  # the order of `--help`
+RENAMED = {"dropout": "hidden_dropout_prob", "chunk_length": "lsh_attn_chunk_length"}  # old flag -> new one
+BOUNDS = {
+    "low": (operator.ge, "{:g} or above"),
+    "above": (operator.gt, "above {:g}"),
+    "high": (operator.le, "at most {:g}"),
+    "below": (operator.lt, "below {:g}"),
+}
+HELP_LINES = 100  # `--help` shows as many flags of each group as fit; `--help all` shows all
+LOADED = {"model_name_or_path", "config_name"}  # flags that name a model, whose own configuration then holds
 
 
-def flag(default, text: str):
-    """A field of a recipe's dataclass, with what `--help` says of it."""
-    return dataclasses.field(default=default, metadata={"help": text})
+def flag(default, help: str, *, low=None, high=None, above=None, below=None, choices=None, group: str | None = None):
+    """A field of a recipe's dataclass: what `--help` says of it, and which values it may have.
+
+    low, high: its least and its greatest value; above, below: bounds that it must not reach. None is always allowed.
+    choices: the texts that it may be.
+    group: where `--help` shows it; by default in the GROUP of the class that defines it.
+    """
+    bounds = {"low": low, "above": above, "high": high, "below": below}
+    bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+    metadata = {"help": help, "bounds": bounds, "choices": choices and tuple(choices), "group": group}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The base of every recipe's dataclass. A class that brings flags along names their GROUP, unless it is "run"."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {}  # other defaults of inherited flags
+    SIZES: ClassVar[dict[str, dict]] = {}  # presets: --size name -> flags that it sets
+    CONFIG: ClassVar[Any] = None  # the class of the model's configuration: each of its fields is a flag, too
+    MODEL_SIZES: ClassVar[dict[str, dict]] = {}  # --size name -> fields of CONFIG that it sets
+
+    given_settings: dict = dataclasses.field(default_factory=dict)  # the fields of CONFIG that were given as flags
+
+    def __init_subclass__(cls, **kwargs):
+        """DEFAULTS become the defaults of the dataclass, as if each flag had been written again."""
+        super().__init_subclass__(**kwargs)
+        inherited = {name: field for base in reversed(cls.__mro__[1:]) for name, field in _own_fields(base).items()}
+        for name, default in vars(cls).get("DEFAULTS", {}).items():
+            cls.__annotations__[name] = inherited[name].type
+            setattr(cls, name, dataclasses.field(default=default, metadata=inherited[name].metadata))
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """Fields of the model's configuration: those of --size, and over them those that were given."""
+        return {**_preset(self.MODEL_SIZES, vars(self).get("size")), **self.given_settings}
+
+    def build_config(self, **changes) -> PreTrainedConfig:
+        """The configuration of a new model: that of its --size, with these changes; a flag that was given wins."""
+        try:
+            return self.CONFIG(**{**self.model_settings, **changes, **self.given_settings})
+        except (ValueError, StrictDataclassError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            given = {name: value for name, value in self.given_settings.items() if name in reason}
+            flags = " ".join(f"--{name} {_shown(value)}" for name, value in (given or self.given_settings).items())
+            raise InputError(f"{flags}: {reason}" if flags else reason) from error
+
+
+RecipeType = TypeVar("RecipeType", bound=Arguments)
+
+
+def parse(recipe_class: type[RecipeType], argv: Sequence[str] | None = None) -> RecipeType:
+    """Parse `[FILE.yaml|FILE.json] [--flag value ...]`: a flag on the command line wins over the file, both win over what
+    `--size` sets, and that over the defaults."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    known = {**_flags(recipe_class), **_config_flags(recipe_class)}
+    settings = _read(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
+    for name in settings:
+        if name not in known:
+            raise InputError(f"Unknown setting {name!r} in the recipe file{_hint(name, known)}")
+    given = {name: None for name, value in settings.items() if value is None}
+    given |= _parse_flags(recipe_class, [*_as_flags(settings), *argv])
+    asked, size = given.pop("help", None), given.get("size", _size(recipe_class))
+    if recipe_class.SIZES and size not in recipe_class.SIZES:
+        raise InputError(f"--size {size}: choose one of {', '.join(recipe_class.SIZES)}.")
+    if asked:
+        _print_help(recipe_class, size, everything=asked == "all")
+        sys.exit(0)
+    values = {**_preset(recipe_class.SIZES, size), **given}
+    own = {name: value for name, value in values.items() if name in _flags(recipe_class)}
+    recipe = recipe_class(**own, given_settings={name: value for name, value in given.items() if name not in own})
+    check(recipe)
+    if recipe.given_settings and not any(given.get(name) for name in LOADED):
+        recipe.build_config()  # refused now, not after the data is prepared
+    return recipe
+
+
+def check(recipe: Arguments) -> None:
+    """Refuse a value that its flag does not allow."""
+    for name, field in _flags(type(recipe)).items():
+        value = vars(recipe)[name]
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and (rule := _broken_rule(one, **field.metadata)):
+                raise InputError(f"--{name} {_shown(one)}: {rule}.")
+
+
+def _broken_rule(value, *, bounds: dict, choices: tuple | None, **_) -> str | None:
+    if choices and value not in choices:
+        return f"choose one of {', '.join(choices)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "it must be a number"
+    if all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
+        return None
+    return f"it must be {' and '.join(BOUNDS[name][1].format(bound) for name, bound in bounds.items())}"
+
+
+def write(recipe: Arguments, path: Path) -> None:
+    """The file that reproduces this run."""
+    settings = dataclasses.asdict(recipe)
+    settings |= settings.pop("given_settings")
+    path.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+# What flags there are
+
+
+def _own_fields(owner: type) -> dict[str, dataclasses.Field]:
+    return vars(owner).get("__dataclass_fields__", {})
+
+
+def _flags(recipe_class: type[Arguments]) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in dataclasses.fields(recipe_class) if field.name != "given_settings"}
+
+
+def _config_flags(recipe_class: type[Arguments]) -> dict[str, dataclasses.Field]:
+    """The fields of the model's configuration that a person may set; the tokenizer sets the ids of special tokens."""
+    if recipe_class.CONFIG is None:
+        return {}
+    others = {field.name for field in dataclasses.fields(PreTrainedConfig)} | _flags(recipe_class).keys()
+    fields = [field for field in dataclasses.fields(recipe_class.CONFIG) if not field.name.endswith("_token_id")]
+    return {field.name: field for field in fields if field.name not in others and _simple_type(field.type)}
+
+
+def _simple_type(annotation):
+    """What argparse takes for a field of a configuration: a float for `float | int`, a list for `int | list[int]`; None
+    where there is nothing simple."""
+    union = get_origin(annotation) is UnionType
+    parts = [part for part in (get_args(annotation) if union else (annotation,)) if part is not NoneType]
+    lists = [part for part in parts if get_origin(part) is list]
+    simple = [*lists, *(kind for kind in (float, int, bool, str) if kind in parts)]
+    return simple[0] if simple else None
+
+
+def _size(recipe_class: type[Arguments]) -> Any:
+    size = _flags(recipe_class).get("size")
+    return None if size is None else size.default
+
+
+def _preset(sizes: dict[str, dict], size: str | None) -> dict:
+    """A recipe without --size has at most one preset."""
+    return next(iter(sizes.values()), {}) if size is None else sizes.get(size, {})
+
+
+# From texts to values
 
 
 class _Parser(HfArgumentParser):
     def error(self, message: str):
-        raise InputError(f"{message}. `--help` lists every flag.")
+        message = re.sub(r"^argument (--\S+?)(/--\S+)?:", r"\1:", message)  # `--a_b/--a-b`
+        raise InputError(f"{message}. `--help all` lists every flag.")
 
 
-def parse(recipe_class: type[RecipeType], argv: Sequence[str] | None = None) -> RecipeType:
-    """Parse `[FILE.yaml|FILE.json] [--flag value ...]`: a flag on the command line wins over the file, and both win
-    over what `--size` sets."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(recipe_class, description=recipe_class.__doc__, allow_abbrev=False)
-    names = [field.name for field in dataclasses.fields(recipe_class)]
-    if argv and not argv[0].startswith("-"):
-        settings = _read(Path(argv.pop(0)))
-        for name in settings:
-            if name not in names:
-                raise InputError(f"Unknown setting {name!r} in the recipe file.{_nearest(name, names)}")
-        parser.set_defaults(**{name: None for name, value in settings.items() if value is None})
-        argv = _as_flags(settings) + argv
+def _parse_flags(recipe_class: type[Arguments], argv: Sequence[str]) -> dict[str, Any]:
+    """Only what was given, so that defaults can be laid below it."""
+    types, config = get_type_hints(recipe_class), _config_flags(recipe_class)
+    types |= {name: _simple_type(field.type) for name, field in config.items()}
+    fields = [
+        (name, types[name], dataclasses.field(default=argparse.SUPPRESS)) for name in (*_flags(recipe_class), *config)
+    ]
+    parser = _Parser(dataclasses.make_dataclass("Flags", fields), allow_abbrev=False, add_help=False)
+    parser.add_argument("-h", "--help", nargs="?", const="short", default=argparse.SUPPRESS)
     namespace, rest = parser.parse_known_args(argv)
-    if recipe_class.SIZES:
-        if namespace.size not in recipe_class.SIZES:
-            raise InputError(f"--size {namespace.size}: choose one of {', '.join(recipe_class.SIZES)}.")
-        parser.set_defaults(**recipe_class.SIZES[namespace.size])
-        namespace, rest = parser.parse_known_args(argv)
     if rest:
-        flag = rest[0].split("=")[0]
-        hint = _nearest(flag.lstrip("-"), names, "--") if flag.startswith("-") else " Values follow their flag."
-        raise InputError(f"Unknown flag {flag}.{hint} `--help` lists every flag.")
-    return recipe_class(**{name: vars(namespace)[name] for name in names})
+        unknown = rest[0].split("=")[0]
+        hint = _hint(unknown.lstrip("-"), types, "--") if unknown.startswith("-") else ". Values follow their flag."
+        raise InputError(f"Unknown flag {unknown}{hint} `--help all` lists every flag.")
+    given = {name: value for name, value in vars(namespace).items() if value is not None}  # lists that were not given
+    for name in config.keys() & given.keys():
+        if isinstance(given[name], list) and len(given[name]) == 1 and int in get_args(config[name].type):
+            (given[name],) = given[name]  # an `int | list[int]`
+    return given
 
 
-def write(recipe, path: Path) -> None:
-    """The file that reproduces this run."""
-    path.write_text(yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+def _as_flags(settings: dict) -> list[str]:
+    """argparse then converts and checks the values of a file just as it does on the command line (YAML reads 1e-4
+    as a string)."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            flags.append(f"--{name}={value}")
+    return flags
 
 
 def _read(path: Path) -> dict:
@@ -71,17 +233,67 @@ def _read(path: Path) -> dict:
     return settings
 
 
-def _as_flags(settings: dict) -> list[str]:
-    """argparse then converts and checks the values of a file just as it does on the command line (YAML reads 1e-4
-    as a string)."""
-    flags = []
-    for name, value in settings.items():
-        if value is not None:
-            values = value if isinstance(value, list) else [value]
-            flags += [f"--{name}", *map(str, values)]
-    return flags
+def _hint(name: str, known, prefix: str = "") -> str:
+    """What an unknown flag is called now, or which one it resembles."""
+    name = name.replace("-", "_")
+    if RENAMED.get(name) in known:
+        return f": it is now {prefix}{RENAMED[name]}."
+    if name.startswith("no_") and name[3:] in known:
+        return f": it is now {prefix}{name[3:]} False."
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f". Did you mean {prefix}{close[0]}?" if close else "."
 
 
-def _nearest(name: str, names: list[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" Did you mean {prefix}{close[0]}?" if close else ""
+# --help
+
+
+def _print_help(recipe_class: type[Arguments], size: str | None, everything: bool) -> None:
+    """The flags by group, with the defaults that hold for this --size."""
+    groups = _help_rows(recipe_class, size)
+    longest = max(map(len, groups.values()))
+    for most in range(longest, 0, -1):
+        lines = [line for group, rows in groups.items() for line in _help_lines(group, rows, most)]
+        if everything or len(lines) + 5 <= HELP_LINES:
+            break
+    print(f"usage: {Path(sys.argv[0]).name} [FILE.yaml] [--flag value ...]\n\n{recipe_class.__doc__}")
+    print(*lines, "" if size is None else f"\nThe defaults are those of --size {size}.", sep="\n")
+
+
+def _help_rows(recipe_class: type[Arguments], size: str | None) -> dict[str, list[tuple[str, str]]]:
+    """For each group the flags with their defaults, and what is said of them."""
+    groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+    preset = {"size": size, **_preset(recipe_class.SIZES, size)}
+    flags, classes = _flags(recipe_class), recipe_class.__mro__
+    owners = {name: owner for owner in classes for name in _own_fields(owner)}  # the class that defines it first
+    for name in sorted(flags, key=lambda name: classes.index(owners[name])):  # the recipe's own flags first
+        field, owner = flags[name], owners[name]
+        group = _own_fields(owner)[name].metadata["group"] or vars(owner).get("GROUP", "run")
+        choices = field.metadata["choices"]
+        text = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+        groups[group].append((f"--{name} {_shown(preset.get(name, field.default))}", text))
+    described = (recipe_class.CONFIG.__doc__ or "") if recipe_class.CONFIG else ""
+    texts = {
+        name: " ".join(text.split())
+        for names, text in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n        .*)*)", described, re.MULTILINE)
+        for name in names.split(", ")
+    }
+    for name, field in _config_flags(recipe_class).items():
+        default = _preset(recipe_class.MODEL_SIZES, size).get(name, field.default)
+        groups["model"].append((f"--{name} {_shown(default)}", texts.get(name, "")))
+    return {group: rows for group, rows in groups.items() if rows}
+
+
+def _help_lines(group: str, rows: list[tuple[str, str]], most: int) -> list[str]:
+    width = max(80, min(120, shutil.get_terminal_size((120, 24)).columns))
+    lines = ["", f"{group}:"]
+    for flag, text in rows[:most]:
+        lines += textwrap.wrap(text, width, initial_indent=f"  {flag:40s}  ", subsequent_indent=" " * 44) or [
+            f"  {flag}"
+        ]
+    return lines if len(rows) <= most else [*lines, f"  ... and {len(rows) - most} more: --help all"]
+
+
+def _shown(value) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,13 +10,12 @@ import pickle
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"  # file name -> size and SHA-256; written last
 LOCK = ".lock"
+RANDOM_STATE = "rng-{}-of-{}.pt"  # process, number of processes
 WHOLE_OPTIMIZER, SHARDED_OPTIMIZER = "optimizer.pt", "optimizer"  # one file, or a folder with a file of each process
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")  # loading them can run any code
 RUN_FILES = ("recipe.yaml", "metrics.jsonl", "all_results.json", "config.json")
@@ -59,31 +59,6 @@ def locked(output_dir: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()}, {time.time_ns()}\n")  # no other run's lock says this
         file.flush()
         yield
-
-
-def on_main(ask: Callable):
-    """The main process's answer, or its refusal, for all of them: other machines may not see its files."""
-    answer = [None, None]
-    if PartialState().is_main_process:
-        try:
-            answer[0] = ask()
-        except InputError as error:
-            answer[1] = str(error)
-    result, refusal = broadcast_object_list(answer)
-    if refusal is not None:
-        raise InputError(refusal)
-    return result
-
-
-def all_see(path: Path) -> None:
-    """Every process must see the file that the main process sees, not an older one of the same name on its own disk."""
-    text = on_main(path.read_text)
-    seen = gather_object([path.is_file() and path.read_text() == text])
-    if not all(seen):
-        raise InputError(
-            f"Process {seen.index(False)} does not see the {path} of process 0. Resuming, FSDP, --load_best_model_at_end and "
-            "averaged weights need an --output_dir on a disk that all machines share, given by its absolute path."
-        )
 
 
 def refuse_foreign_run(output_dir: Path) -> None:
@@ -181,12 +156,18 @@ def _discard(checkpoint: Path) -> None:
 
 
 def abandon_after(output_dir: Path, step: int) -> None:
-    """Checkpoints later than the one a run goes on from are set aside: they are no longer part of it."""
+    """What is later than the step a run goes on from is no longer part of it: checkpoints are set aside, lines of
+    metrics.jsonl deleted, so that no step is logged twice."""
     for path in checkpoints(output_dir):
         if step_of(path) > step:
             aside = path.with_name(f"abandoned-{path.name}")
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(path, aside)
+    log, draft = output_dir / "metrics.jsonl", output_dir / ".draft-metrics.jsonl"
+    if log.exists():
+        whole = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        draft.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
+        os.replace(draft, log)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -225,8 +206,8 @@ def check_model(folder: Path) -> None:
                 pass
         except (OSError, SafetensorError) as error:
             with open(path, "rb") as file:
-                pickled = file.read(2) in (b"PK", b"\x80\x02")
-            what = "is a pickle file by another name" if pickled else f"is damaged or was cut short ({error})"
+                is_pickle = file.read(2) in (b"PK", b"\x80\x02")
+            what = "is a pickle file by another name" if is_pickle else f"is damaged or was cut short ({error})"
             raise InputError(f"{path} {what}. Take it from a checkpoint, or save the model again.") from error
     if (folder / MANIFEST).exists() and (problem := damage(folder)):
         raise InputError(f"{folder} is damaged: {problem}. Take an earlier checkpoint.")
@@ -251,6 +232,16 @@ def find(output_dir: Path, wanted: str) -> Path | None:
     return None
 
 
+def to_resume(output_dir: Path, wanted: str | None) -> Path | None:
+    """The checkpoint to go on from, or None for a new run, which never writes over an old one."""
+    found = None if wanted is None else find(output_dir, wanted)
+    if wanted is not None and found is None:
+        logger.warning(f"{output_dir} holds no whole checkpoint yet: starting from step 0.")
+    elif found is None or found.resolve().parent != output_dir.resolve():
+        refuse_foreign_run(output_dir)
+    return found
+
+
 def _digest(path: Path) -> list:
     with open(path, "rb") as file:
         return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
@@ -264,8 +255,27 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# Weights and the optimiser's state. A sharded model (FSDP) has a part of every tensor in each process, a DTensor: its
-# weights are saved whole, by the main process, and the optimiser's state, which is twice as much, by all of them.
+# Random numbers, weights and the optimiser's state. A sharded model (FSDP) has a part of every tensor in each process, a
+# DTensor: its weights are saved whole, by the main process, and the optimiser's state, which is twice as much, by all.
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Of this process: each has its own dropout."""
+    devices = {} if device.type == "cpu" else {"device": torch.get_device_module(device).get_rng_state()}
+    return {"cpu": torch.get_rng_state(), **devices}
+
+
+def load_random_state(folder: Path, accelerator: Accelerator, seed: int) -> None:
+    """With another number of processes there is none to go on with: then a new one."""
+    rank, device = accelerator.process_index, accelerator.device
+    path = folder / RANDOM_STATE.format(rank, accelerator.num_processes)
+    if not path.exists():
+        torch.manual_seed(seed + rank)
+        return
+    states = torch.load(path, weights_only=True)
+    torch.set_rng_state(states["cpu"])
+    if "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"])
 
 
 def save_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
@@ -278,7 +288,12 @@ def save_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """However it was saved, for a model that is now whole or in shards of any number of processes."""
+    """However it was saved, for a model that is now whole or in shards of any number of processes. A rate or decay that
+    was changed for the resume holds.
+
+    Not by torch's `set_optimizer_state_dict`: that invents a state for parameters that have none yet as they start later.
+    """
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     if (folder / WHOLE_OPTIMIZER).exists():
         # To the CPU: torch cannot load to "cpu:0", which is what it is with several processes on CPUs.
         saved = torch.load(folder / WHOLE_OPTIMIZER, map_location="cpu", weights_only=True)
@@ -286,15 +301,16 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
         for number, state in saved["state"].items():
             saved["state"][number] = {key: _placed(value, parameters[number]) for key, value in state.items()}
         optimizer.load_state_dict(saved)
-        return
-    reader = dcp.HuggingFaceStorageReader(str(folder / SHARDED_OPTIMIZER))
-    parameters = dict(model.named_parameters())
-    for key, about in reader.read_metadata().state_dict_metadata.items():
-        name, what = key.rsplit("/", 1)
-        parameter = parameters[name]
-        scalar = torch.zeros(about.size, device=parameter.device)
-        optimizer.state[parameter][what] = torch.zeros_like(parameter) if what != "step" else scalar
-    dcp.load(_state_by_name(model, optimizer), storage_reader=reader)
+    else:
+        reader = dcp.HuggingFaceStorageReader(str(folder / SHARDED_OPTIMIZER))
+        named = dict(model.named_parameters())
+        for key, about in reader.read_metadata().state_dict_metadata.items():
+            name, what = key.rsplit("/", 1)
+            scalar = torch.zeros(about.size, device=named[name].device)
+            optimizer.state[named[name]][what] = torch.zeros_like(named[name]) if what != "step" else scalar
+        dcp.load(_state_by_name(model, optimizer), storage_reader=reader)
+    for group, current in zip(optimizer.param_groups, settings, strict=True):
+        group.update(current)
 
 
 def _state_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .errors import InputError
-
 SCHEDULES = {
-    # Each is a factor of the peak rate, by the share of the run that is done (0 to 1).
-    "linear": lambda done: 1 - done,
-    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
-    "constant": lambda done: 1.0,
-    "warmup_stable_decay": lambda done: min(1.0, (1 - done) / 0.2),
+    # Each is a factor of the peak rate, by the step, the number of steps and the number of steps of the warm-up.
+    "linear": lambda step, steps, warmup: 1 - step / steps,
+    "cosine": lambda step, steps, warmup: 0.5 * (1 + math.cos(math.pi * step / steps)),
+    "constant": lambda step, steps, warmup: 1.0,
+    # Attention Is All You Need, equation 3, with its peak at 1
+    "inverse_sqrt": lambda step, steps, warmup: math.sqrt(warmup / max(step + 1, warmup)),
+    "warmup_stable_decay": lambda step, steps, warmup: min(1.0, (1 - step / steps) / 0.2),
 }
 # A layer's number in the names of its parameters: `layer.3.`, `layers.3.`, `h.3.`, `block.3.`, `albert_layer_groups.0.`
 LAYER = re.compile(r"(?<![^._])(?:layers?|layer_groups|h|blocks?)\.(\d+)\.")
@@ -29,12 +29,7 @@ def warmup_length(warmup_steps: float, max_steps: int) -> int:
 def learning_rate_factor(name: str, step: int, max_steps: int, warmup_steps: float) -> float:
     """Warm-up times decay, multiplied as in the original ELECTRA; a pure function, so that a resume needs no state."""
     warmup = warmup_length(warmup_steps, max_steps)
-    ramp = min(1.0, (step + 1) / warmup)
-    if name == "inverse_sqrt":  # Attention Is All You Need, equation 3, with its peak at 1
-        return ramp * math.sqrt(warmup / max(step + 1, warmup))
-    if name not in SCHEDULES:
-        raise InputError(f"--lr_scheduler_type {name}: choose one of {', '.join([*SCHEDULES, 'inverse_sqrt'])}.")
-    return ramp * SCHEDULES[name](step / max_steps)
+    return min(1.0, (step + 1) / warmup) * SCHEDULES[name](step, max_steps, warmup)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -62,7 +57,8 @@ def depths(model: PreTrainedModel) -> dict[str, int | None]:
     names = [name for name, _ in model.named_parameters()]  # a tied parameter comes once
     layers = {name: LAYER.search(name, len(body)) for name in names if name.startswith(body)}
     top = max((int(layer[1]) + 1 for layer in layers.values() if layer), default=0)
-    found, in_layers = {}, False
+    found: dict[str, int | None] = {}
+    in_layers = False
     for name in names:  # in the order in which the model made them
         layer = layers.get(name)
         in_layers = in_layers or layer is not None

@@ -4,17 +4,15 @@ import itertools
 import os
 import sys
 import unicodedata
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModel, Pipeline, PreTrainedTokenizerBase
+from transformers import AutoModel, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .errors import InputError
 from .models import HfTinyTokenLinkingConfig
-from .trees import maximum_spanning_tree
 
 TASK = "dependency-parsing"
 
@@ -64,7 +62,12 @@ class DependencyParsingPipeline(Pipeline):
             )
         self.model.eval()  # in training it does not compute the labels of all links
         self.tokenizer.padding_side = "right"  # word_spans count tokens from the left
-        self.encode = word_encoder(self.tokenizer)
+        # Here, because they bring along all that reads data: importing hf_tiny should stay quick.
+        from .data.windows import WindowEncoder
+        from .tasks.parse import maximum_spanning_tree
+
+        self.encoder = WindowEncoder(self.tokenizer, max_length=1 << 30)  # one window, whatever its size
+        self.best_tree = maximum_spanning_tree
         positions = self.model.config.get_text_config().to_dict().get("max_position_embeddings", sys.maxsize)
         self.window = min(self.tokenizer.model_max_length, positions)
 
@@ -90,16 +93,25 @@ class DependencyParsingPipeline(Pipeline):
         self.model.save_pretrained(save_directory, **kwargs)
         self.tokenizer.save_pretrained(save_directory, **kwargs)
 
+    def encode(self, words: list[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The tokens of the words, exactly as in training, and which of them each word has."""
+        from .data.conllu import Sentence
+
+        sentence = Sentence(tuple(words), word_labels=(), place="", kind="", lines=())
+        for _, window in self.encoder.words([sentence]):
+            return window.feature, window.spans
+        return self.encoder.framed([]), np.zeros((0, 2), dtype=np.int64)
+
     def preprocess(self, sentence: str | list[str]) -> dict[str, Tensor | list[str]]:
         words = split_words(sentence) if isinstance(sentence, str) else list(sentence)
-        ids, spans = self.encode(words)
-        size = len(ids["input_ids"])
+        feature, spans = self.encode(words)
+        size = len(feature["input_ids"])
         if size > self.window:
             raise InputError(
                 f"The model reads at most {self.window} tokens, but the {len(words)} words from {words[0]!r} to "
                 f"{words[-1]!r} are {size}: give one sentence at a time."
             )
-        arrays = {**ids, "attention_mask": np.ones(size, dtype=np.int64), "word_spans": spans}
+        arrays = {**feature, "attention_mask": np.ones(size, dtype=np.int64), "word_spans": spans}
         return {**{name: torch.from_numpy(array)[None] for name, array in arrays.items()}, "words": words}
 
     def _forward(self, model_inputs: dict) -> dict[str, Tensor | list[str]]:
@@ -113,7 +125,7 @@ class DependencyParsingPipeline(Pipeline):
         if not words:
             return []
         arcs, labels = outputs["arcs"][0, :count, : count + 1].float(), outputs["labels"][0].float()
-        heads = maximum_spanning_tree(arcs.numpy()) if self.model.config.tree else arcs.argmax(1).numpy()
+        heads = self.best_tree(arcs.numpy()) if self.model.config.tree else arcs.argmax(1).numpy()
         probabilities = arcs.softmax(1)
         links = []
         for number, (word, head) in enumerate(zip(words, heads.tolist(), strict=True)):
@@ -121,24 +133,6 @@ class DependencyParsingPipeline(Pipeline):
             link = {"id": number + 1, "word": word, "head": head, "relation": self.model.config.id2label[label.item()]}
             links.append({**link, "score": (probabilities[number, head] * score).item()})
         return links
-
-
-def word_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], tuple[dict, np.ndarray]]:
-    """From words to (input_ids and token_type_ids, word_spans), exactly as in training."""
-    # Here, because it brings along all that reads data: importing hf_tiny should stay quick.
-    from .data.tagged import Sentence, TaggedArguments
-    from .data.windows import Coder
-
-    coder = Coder(tokenizer, TaggedArguments(max_seq_length=1 << 30))  # one window, whatever its size
-
-    def encode(words: list[str]) -> tuple[dict, np.ndarray]:
-        nothing = dict.fromkeys(("tags", "upos", "heads", "relations"))
-        sentence = Sentence(words=tuple(words), **nothing, place="", name="", kind="", lines=())
-        for _, window in coder.word_windows([sentence]):
-            return coder.framed([list(itertools.chain.from_iterable(window.ids))]), window.spans
-        return coder.framed([[]]), np.zeros((0, 2), dtype=np.int64)
-
-    return encode
 
 
 PIPELINE_REGISTRY.register_pipeline(TASK, DependencyParsingPipeline, pt_model=AutoModel, type="text")

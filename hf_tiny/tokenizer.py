@@ -1,4 +1,4 @@
-"""Train a WordPiece, BPE or Unigram tokenizer on a corpus, take bytes as tokens, or load one that exists."""
+"""Train a WordPiece or BPE tokenizer on a corpus, take bytes as tokens, or load one that exists."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import tokenizers
@@ -22,7 +23,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_tiny.arguments import flag
 from hf_tiny.errors import InputError
-from hf_tiny.unigram import train_unigram
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ SEQ2SEQ_TOKENS = {
 SEQ2SEQ_NEEDED_TOKENS = ("pad_token", "eos_token")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # of characters that are not in the vocabulary
 SPACE = "▁"
-NEVER = -1000.0  # The log probability of what a text must not be cut into, were it to contain it.
 UNICODE_FORMS = {"NFC": normalizers.NFC, "NFKC": normalizers.NFKC}
 
 
@@ -52,16 +51,19 @@ UNICODE_FORMS = {"NFC": normalizers.NFC, "NFKC": normalizers.NFKC}
 class TokenizerArguments:
     """By default nothing of the text is thrown away: case and accents stay, and Unicode is composed (NFC)."""
 
+    GROUP: ClassVar[str] = "tokenizer"
+
     tokenizer_name: str | None = flag(None, "An existing tokenizer (folder or Hub id); without it one is trained.")
     tokenizer_model: str = flag(
         "wordpiece",
-        "What to train: wordpiece (for encoders), bpe or unigram (for what writes text); or bytes, untrained.",
+        "What to train: wordpiece (for encoders), bpe (for what writes text); or bytes, untrained.",
+        choices=("wordpiece", "bpe", "bytes"),
     )
-    vocab_size: int = flag(8192, "Size of the vocabulary to train.")
-    extra_ids: int = flag(0, "Sentinels <extra_id_0>, ... in a bpe or unigram vocabulary, for span corruption.")
+    vocab_size: int = flag(8192, "Size of the vocabulary to train.", low=1)
+    extra_ids: int = flag(0, "Number of sentinels <extra_id_0>, ... in a bpe vocabulary, for span corruption.", low=0)
     lowercase: bool = flag(False, "Lower-case the text.")
     strip_accents: bool = flag(False, "Remove accents; Hangul stays whole.")
-    unicode_form: str = flag("NFC", "Unicode normal form: NFC or NFKC.")
+    unicode_form: str = flag("NFC", "Unicode normal form.", choices=tuple(UNICODE_FORMS))
 
 
 def load_tokenizer(
@@ -102,9 +104,9 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Trained on at most `max_chars` of evenly spread texts; the same texts always give the same vocabulary.
 
-    WordPiece frames a text as [CLS] text [SEP]. BPE and Unigram end it with </s>, have bytes for characters that are
-    not in the vocabulary, and keep the spaces: what they decode is the text again, but that all white space between
-    words is one space. Bytes do the same with all white space as it is.
+    WordPiece frames a text as [CLS] text [SEP]. BPE ends it with </s>, has bytes for characters that are not in the
+    vocabulary, and keeps the spaces: what it decodes is the text again, but that all white space between words is one
+    space. Bytes do the same with all white space as it is.
     """
     _check(arguments)
     normalizer = _normalizer(arguments)
@@ -219,21 +221,6 @@ def _train_bpe(
     return _finished(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True), normalizer, special)
 
 
-def _train_unigram(
-    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
-) -> Tokenizer:
-    special = _special(arguments)
-    first, known, words = special + BYTES, {" ", *alphabet}, Counter()
-    pre_tokenizer = _words_with_spaces()
-    for text in tqdm(map(normalizer.normalize_str, sample), "Counting words", len(sample), unit=" documents"):
-        text = text.translate(dict.fromkeys(map(ord, set(text) - known), " "))  # what is left to the bytes
-        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
-    pieces = train_unigram(words, alphabet, arguments.vocab_size - len(first))
-    vocabulary = [*((token, NEVER) for token in first), *pieces]
-    model = models.Unigram(vocabulary, unk_id=first.index("<unk>"), byte_fallback=True)
-    return _finished(model, normalizer, special)
-
-
 def _take_bytes(
     sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
 ) -> Tokenizer:
@@ -245,7 +232,7 @@ def _take_bytes(
     return backend
 
 
-MODELS = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram, "bytes": _take_bytes}
+MODELS = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "bytes": _take_bytes}
 
 
 def frame(tokenizer: PreTrainedTokenizerFast, ends: bool) -> PreTrainedTokenizerFast:
@@ -302,10 +289,8 @@ def _sentinels(arguments: TokenizerArguments) -> list[str]:
 
 
 def _check(arguments: TokenizerArguments) -> None:
-    if arguments.tokenizer_model not in MODELS:
-        raise InputError(f"--tokenizer_model {arguments.tokenizer_model}: must be one of {', '.join(MODELS)}.")
     if arguments.extra_ids and arguments.tokenizer_model == "wordpiece":
-        raise InputError("--extra_ids: only --tokenizer_model bpe and unigram have sentinels.")
+        raise InputError("--extra_ids: only --tokenizer_model bpe has sentinels.")
 
 
 def load_existing(option: str, name: str, needed_tokens: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -326,8 +311,6 @@ def load_existing(option: str, name: str, needed_tokens: Sequence[str]) -> PreTr
 
 
 def _normalizer(arguments: TokenizerArguments) -> normalizers.Normalizer:
-    if arguments.unicode_form not in UNICODE_FORMS:
-        raise InputError(f"--unicode_form {arguments.unicode_form}: must be one of {', '.join(UNICODE_FORMS)}.")
     steps = [UNICODE_FORMS[arguments.unicode_form]()]
     if arguments.tokenizer_model == "wordpiece":
         steps.append(normalizers.BertNormalizer(strip_accents=False, lowercase=arguments.lowercase))
@@ -360,7 +343,7 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
     one of them where spaces are kept."""
     raw, counts = Counter(), Counter()
     for text in sample:
-        raw.update(unicodedata.normalize(arguments.unicode_form, text))
+        raw.update(unicodedata.normalize(arguments.unicode_form, text))  # type: ignore[arg-type]  # a choice of the flag
     for character, count in raw.items():
         for normalized in normalizer.normalize_str(character).replace(" ", ""):
             counts[normalized] += count

@@ -1,4 +1,4 @@
-"""Fine-tune a ViT to give a picture one label.
+"""Fine-tune a ViT to give an image one label.
 
 accelerate launch recipes/finetune_images.py  # scikit-learn's digits, from scratch, under a minute on 2 cores
 accelerate launch recipes/finetune_images.py --model_name_or_path runs/vit --train_file my_classes/ --layer_decay 0.75
@@ -6,64 +6,98 @@ accelerate launch recipes/finetune_images.py --model_name_or_path runs/vit --tra
 """
 
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
-from hf_tiny.data.augment import AugmentArguments
-from hf_tiny.data.images import ImageArguments, read_pictures
-from hf_tiny.data.pixels import Pixels
-from hf_tiny.data.tagged import find_labels
-from hf_tiny.pictures import fine_tune, image_size, start_classifier, start_config, start_processor
-from hf_tiny.train import TrainConfig, run
-from hf_tiny.transfer import StartArguments, check
+from hf_tiny.callbacks import EMA
+from hf_tiny.data.augment import Augment
+from hf_tiny.data.images import ImageBatches, ImageData, read_images
+from hf_tiny.data.splits import find_labels
+from hf_tiny.models import SIZES, HfTinyViTConfig
+from hf_tiny.start import TransferArguments, check, prepare
+from hf_tiny.tasks.images import (
+    ClassifyImages,
+    ImageEvaluation,
+    ImageTaskArguments,
+    image_card,
+    image_size,
+    start_classifier,
+    start_config,
+    start_mix,
+    start_processor,
+)
+from hf_tiny.train import TrainConfig, run, train
 
+LITTLE = {"learning_rate": 1e-3, "random_shift": 0.1, "ema": 0.99}
 PAPER = {"per_device_train_batch_size": 256, "learning_rate": 5e-4, "num_train_epochs": 100.0, "randaugment": 2,
          "random_flip": True, "drop_path_rate": 0.1, "label_smoothing": 0.1, "crop_scale": 0.2}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(StartArguments, AugmentArguments, ImageArguments, TrainConfig):
-    """Fine-tune a ViT to give a picture one label."""
+class Recipe(ImageTaskArguments, TransferArguments, TrainConfig):
+    """Fine-tune a ViT to give an image one label."""
 
+    CONFIG: ClassVar[type] = HfTinyViTConfig
+    MODEL_SIZES: ClassVar[dict[str, dict]] = SIZES[HfTinyViTConfig]
     SIZES: ClassVar[dict[str, dict]] = {
-        "tiny": {"per_device_train_batch_size": 64, "learning_rate": 1e-3, "num_train_epochs": 80.0,
-                 "random_shift": 0.1, "ema": 0.99},
-        "mini": {"per_device_train_batch_size": 128, "learning_rate": 1e-3, "num_train_epochs": 40.0,
-                 "random_shift": 0.1, "ema": 0.99},
+        "tiny": {**LITTLE, "per_device_train_batch_size": 64, "num_train_epochs": 80.0},
+        "mini": {**LITTLE, "per_device_train_batch_size": 128, "num_train_epochs": 40.0},
         **dict.fromkeys(("ti", "small", "base"), PAPER),
-    }  # fmt: skip
+    }
+    DEFAULTS: ClassVar[dict] = {
+        "l2_sp": 0.0,
+        "lr_scheduler_type": "cosine",
+        "weight_decay": 0.05,
+        "per_device_eval_batch_size": 128,
+        "eval_steps": 0,
+        "save_steps": 0,
+    }
 
     output_dir: str = flag("runs/images", "Where the run leaves everything.")
-    size: str = flag("tiny", "tiny or mini for small pictures and machines; DeiT's ti and small, ViT's base.")
-    patch_size: int | None = flag(None, "Pixels of a patch's side; by default 4 or 16, by the pictures' size.")
-    pooling: str | None = flag(
-        None, "What an image is classified by: cls, the class token, or the mean of its patches."
+    size: str = flag("tiny", "tiny or mini for small images and machines; DeiT's ti and small, ViT's base.")
+    drop_path_rate: float | None = flag(
+        None, "How often the last layer is left out; earlier ones more rarely.", low=0, below=1
     )
-    drop_path_rate: float | None = flag(None, "How often the last layer is left out; earlier ones more rarely.")
-    label_smoothing: float | None = flag(None, "The share of the target that is spread over all labels.")
-    mixup: float = flag(0.0, "Mix pairs of pictures and their labels, by a share from Beta(mixup, mixup); 0 does not.")
-    cutmix: float = flag(0.0, "The same with a part of the other picture; with both, each picture gets one of them.")
-    ema: float = flag(0.0, "The decay of a moving average of the weights, such as 0.999; 0 takes the last weights.")
-    l2_sp: float = flag(0.0, "A pretrained encoder's weights decay towards where they started; 0: towards zero.")
-    lr_scheduler_type: str = flag("cosine", "linear, cosine, constant, inverse_sqrt or warmup_stable_decay.")
-    weight_decay: float = flag(0.05, "AdamW's decay of matrices; biases and norms do not decay.")
-    per_device_eval_batch_size: int = flag(128, "Samples in an evaluation batch.")
-    eval_steps: int = flag(0, "Steps between evaluations; 0 evaluates at the end only.")
-    save_steps: int = flag(0, "Steps between checkpoints; 0 saves at the end only.")
+    label_smoothing: float | None = flag(None, "Share of the target that is spread over all labels.", low=0, below=1)
+    mixup: float = flag(0.0, "Mix pairs of images and their labels, by a share from Beta(mixup, mixup); 0: off.", low=0)
+    cutmix: float = flag(0.0, "The same with a part of the other image; with both, each image gets one of them.", low=0)
+    ema: float = flag(0.0, "Decay of a moving average of the weights, such as 0.999; 0: off.", low=0, below=1)
 
 
 def main(recipe: Recipe) -> dict[str, float]:
     check(recipe)
-    pictures = read_pictures(recipe, labelled=True)
-    labels = find_labels(pictures["train"], chain.from_iterable(pictures.values()))
-    changes = {name: vars(recipe)[name] for name in ("pooling", "drop_path_rate", "label_smoothing")}
-    config = start_config(recipe, pictures["train"], least_patch=4, **changes)
+    images = read_images(recipe, labelled=True)
+    labels = find_labels(images)
+    changes = {"drop_path_rate": recipe.drop_path_rate, "label_smoothing": recipe.label_smoothing}
+    config = start_config(recipe, images["train"], least_patch=4, **changes)
     sizes = (image_size(config), config.num_channels, labels, recipe.skip_bad_images)
-    pixels = {split: Pixels(part, *sizes) for split, part in pictures.items()}
-    processor = start_processor(recipe, config, pixels["train"])
+    data = {split: ImageData(part, *sizes) for split, part in images.items()}
+    processor = start_processor(recipe, config, data["train"])
     model = start_classifier(recipe, config, labels)
-    return fine_tune(recipe, model, processor, pixels, labels)
+    groups, callbacks = prepare(model, recipe)
+    changed = ClassifyImages(processor, recipe.seed, Augment(recipe), start_mix(recipe, model.config, labels))
+    plain = ClassifyImages(processor, recipe.seed)
+    judges = {
+        split: ImageEvaluation(
+            ImageBatches(data[split], plain, recipe.per_device_eval_batch_size, recipe.seed, False),
+            labels,
+            split,
+            model,
+        )
+        for split in data
+        if split != "train"
+    }
+    return train(
+        model,
+        ImageBatches(data["train"], changed, recipe.per_device_train_batch_size, recipe.seed),
+        recipe,
+        evaluate=judges["validation"],
+        test=judges.get("test"),
+        groups=groups,
+        callbacks=[*([EMA(recipe.ema)] if recipe.ema else []), *callbacks],  # before adapters are merged
+        processor=processor,
+        card=image_card(recipe, labels),
+    )
 
 
 if __name__ == "__main__":

@@ -5,58 +5,39 @@ accelerate launch recipes/finetune_parser.py --model_name_or_path runs/mine --tr
 """
 
 from dataclasses import dataclass
-from itertools import chain
+from typing import ClassVar
 
 from hf_tiny.arguments import flag
-from hf_tiny.data.tagged import LinkArguments, find_labels, read_trees
-from hf_tiny.data.windows import CollateLinks, link_features
-from hf_tiny.finetune import FinetuneConfig, LinkingOn, fine_tune, label_names, report_links
-from hf_tiny.metrics import collect_links, compute_links
+from hf_tiny.data.splits import find_labels
+from hf_tiny.data.windows import CollateWindows
+from hf_tiny.start import start_model, start_tokenizer
+from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
+from hf_tiny.tasks.parse import ABOUT, LinkEvaluation, LinkingOn, ParseArguments, link_card, link_features, read_trees
 from hf_tiny.train import run
-from hf_tiny.transfer import start_model, start_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(LinkArguments, FinetuneConfig):
+class Recipe(ParseArguments, FinetuneConfig):
     """Fine-tune an encoder to link words: the head of each word, or the subject of each predicate."""
 
+    DEFAULTS: ClassVar[dict] = {"max_seq_length": 256}
+
     output_dir: str = flag("runs/parser", "Where the run leaves everything.")
-    max_seq_length: int = flag(256, "Tokens in a window, special tokens included.")
 
 
 def main(recipe: Recipe) -> dict[str, float]:
     trees = read_trees(recipe)
-    others = chain.from_iterable(part for split, part in trees.items() if split != "train")
-    labels = find_labels(trees["train"], others, recipe.open_ended)
-    tokenizer = start_tokenizer(recipe, [" ".join(tree.words) for tree in trees["train"]])
+    labels = find_labels(trees, open_ended=True)  # treebanks have rare relations
+    tokenizer = start_tokenizer(recipe, lambda: [" ".join(tree.words) for tree in trees["train"]])
     model = start_model(recipe, LinkingOn, tokenizer, tree=recipe.task == "parse", **label_names(labels))
-    features = {split: link_features(part, tokenizer, labels, recipe) for split, part in trees.items()}
-    card = {
-        "data": recipe.data_name,
-        "filled": {
-            "task": "A dependency parser" if recipe.task == "parse" else "A finder of subjects",
-            "pipeline": "dependency-parsing",
-            "example": " ".join(trees["validation"][0].words)[:100],
-            "labels": labels,
-            "scoring": "By the rules of CoNLL 2018 on given words: all words count, punctuation too; `las` ignores the "
-            "subtypes of relations, `las_full` does not."
-            if recipe.task == "parse"
-            else "Over the predicates (VERB and ADJ): the right subject, or rightly that there is none. `majority` is the "
-            "share of predicates without one.",
-        },
-    }
     return fine_tune(
         recipe,
         model,
         tokenizer,
-        features,
-        CollateLinks(tokenizer.pad_token_id),
-        lambda split: (
-            collect_links,
-            compute_links(labels, recipe.task),
-            report_links(split, trees[split], labels, recipe.task),
-        ),
-        card,
+        {split: link_features(part, tokenizer, labels, recipe) for split, part in trees.items()},
+        CollateWindows(tokenizer.pad_token_id, ABOUT),
+        lambda split, batches: LinkEvaluation(batches, trees[split], labels, split, recipe.task),
+        link_card(recipe, trees, labels),
     )
 
 

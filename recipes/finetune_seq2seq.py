@@ -5,15 +5,27 @@ accelerate launch recipes/finetune_seq2seq.py --train_file train.en train.de --s
 accelerate launch recipes/finetune_seq2seq.py --model_name_or_path runs/denoised --train_file pairs.tsv
 """
 
-import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
-from hf_tiny.data.bpe_dropout import BpeDropout
-from hf_tiny.data.collate import BucketedBatches
-from hf_tiny.data.parallel import SIDES, CollatePairs, ParallelArguments, pair_features, read_pairs
-from hf_tiny.pairs import AverageCheckpoints, check, judge_pairs, start_model, start_tokenizer
+from hf_tiny.callbacks import AverageCheckpoints
+from hf_tiny.data.batches import BucketedBatches
+from hf_tiny.errors import InputError
+from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
+from hf_tiny.start import ENCODER_DECODER, StartArguments, start_tokenizer
+from hf_tiny.tasks.translate import (
+    SIDES,
+    BpeDropout,
+    CollatePairs,
+    PairArguments,
+    PairEvaluation,
+    pair_card,
+    pair_features,
+    read_pairs,
+    start_encoder_decoder,
+)
 from hf_tiny.tokenizer import TokenizerArguments
 from hf_tiny.train import TrainConfig, run, train
 
@@ -21,66 +33,76 @@ PAPER = {"warmup_steps": 4000.0, "max_tokens": 25_000, "vocab_size": 37_000, "ma
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(ParallelArguments, TokenizerArguments, TrainConfig):
+class Recipe(PairArguments, StartArguments, TokenizerArguments, TrainConfig):
     """Train an encoder-decoder Transformer on pairs of texts: translation, dialogue, restoration."""
 
+    CONFIG: ClassVar[type] = HfTinySeq2SeqConfig
+    MODEL_SIZES: ClassVar[dict[str, dict]] = SIZES[HfTinySeq2SeqConfig]
     SIZES: ClassVar[dict[str, dict]] = {
         "tiny": {"learning_rate": 2e-3, "warmup_steps": 0.1, "vocab_size": 512, "max_tokens": 4096,
-                 "num_train_epochs": 10.0, "dropout": 0.1},
-        "base": {**PAPER, "learning_rate": 7e-4, "dropout": 0.1},
-        "big": {**PAPER, "learning_rate": 5e-4, "dropout": 0.3, "max_steps": 300_000},
+                 "num_train_epochs": 10.0},
+        "base": {**PAPER, "learning_rate": 7e-4},
+        "big": {**PAPER, "learning_rate": 5e-4, "hidden_dropout_prob": 0.3, "max_steps": 300_000},
     }  # fmt: skip
+    DEFAULTS: ClassVar[dict] = {
+        "tokenizer_model": "bpe",
+        "validation_split_percentage": 5.0,
+        "per_device_train_batch_size": 1024,
+        "lr_scheduler_type": "inverse_sqrt",
+        "weight_decay": 0.0,
+        "adam_beta2": 0.98,
+        "eval_steps": 0,
+        "save_total_limit": 5,
+    }
 
     output_dir: str = flag("runs/seq2seq", "Where the run leaves everything.")
     size: str = flag("tiny", "tiny, or the paper's base or big: sets all that follows.")
-    model_name_or_path: str | None = flag(None, "The encoder-decoder to start from: a folder or a Hub id.")
-    tokenizer_model: str = flag("bpe", "What to train: bpe or unigram, on both sides together.")
-    dropout: float = flag(0.1, "Of the model, from scratch or pretrained.")
-    label_smoothing: float = flag(0.1, "Of an hf_tiny model; those of transformers have none.")
-    max_tokens: int = flag(4096, "Tokens of both sides in a micro-batch, with their padding.")
-    per_device_train_batch_size: int = flag(1024, "Pairs in a micro-batch, at most.")
-    lr_scheduler_type: str = flag("inverse_sqrt", "linear, cosine, constant, inverse_sqrt or warmup_stable_decay.")
-    weight_decay: float = flag(0.0, "AdamW's decay of matrices; biases and norms do not decay.")
-    adam_beta2: float = flag(0.98, "AdamW's beta 2.")
-    eval_steps: int = flag(0, "Steps between evaluations; 0 evaluates at the end only.")
-    save_total_limit: int | None = flag(5, "Keep this many checkpoints.")
-    average_checkpoints: int = flag(5, "The finished model is the mean of so many last checkpoints; 1 is the last.")
-    num_beams: int = flag(4, "Of the beam search that is evaluated; 1 is greedy.")
+    hidden_dropout_prob: float = flag(0.1, "Dropout of the model, from scratch or pretrained.", low=0, below=1)
+    label_smoothing: float = flag(0.1, "For hf_tiny's models; those of transformers have none.", low=0, below=1)
+    max_tokens: int = flag(4096, "Number of tokens of both sides in a micro-batch, padding included.", low=1)
+    average_checkpoints: int = flag(5, "Number of last checkpoints whose mean is the finished model.", low=1)
+    num_beams: int = flag(4, "Beams of the search that is evaluated; 1 is greedy.", low=1)
     length_penalty: float = flag(1.0, "Above 0 prefers longer texts: a hypothesis scores sum / length ** penalty.")
 
 
-def main(recipe: Recipe, **settings) -> dict[str, float]:
-    """settings: of the model, over those of its --size."""
-    check(recipe)
+def main(recipe: Recipe) -> dict[str, float]:
+    count, seed = recipe.average_checkpoints, recipe.seed
+    if recipe.load_best_model_at_end and count > 1:
+        raise InputError(
+            f"--load_best_model_at_end and --average_checkpoints {count}: the finished model is the best or a mean. Give "
+            "--average_checkpoints 1 for the best."
+        )
     pairs = read_pairs(recipe)
-    tokenizer = start_tokenizer(
-        recipe, lambda: [text for pair in pairs["train"] for text in (pair.source, pair.target)]
-    )
-    model = start_model(recipe, tokenizer, **{"label_smoothing": recipe.label_smoothing, **settings})
+    texts = [text for pair in pairs["train"] for text in (pair.source, pair.target)]
+    tokenizer = start_tokenizer(recipe, lambda: texts, kind=ENCODER_DECODER)
+    settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}
+    model = start_encoder_decoder(recipe, tokenizer, **settings)
     features = {split: pair_features(part, tokenizer, recipe) for split, part in pairs.items()}
     collate = CollatePairs(tokenizer.pad_token_id)
+
+    def batches(split: str, size: int, vary=None) -> BucketedBatches:
+        train_split = split == "train"
+        return BucketedBatches(features[split], collate, size, recipe.max_tokens, seed, train_split, SIDES, vary)
+
+    ((most_frequent, _),) = Counter(pair.target for pair in pairs["train"]).most_common(1)
+    written = {"max_new_tokens": recipe.max_target_length, "length_penalty": recipe.length_penalty}
+    judges = {
+        split: PairEvaluation(
+            batches(split, recipe.per_device_eval_batch_size), pairs[split], most_frequent, split, model, tokenizer,
+            num_beams=recipe.num_beams, **written,
+        )
+        for split in pairs if split != "train"
+    }  # fmt: skip
     dropout = BpeDropout(pairs["train"], tokenizer, recipe) if recipe.bpe_dropout else None
-
-    def batches(split: str, size: int, shuffle: bool, vary=None) -> BucketedBatches:
-        return BucketedBatches(features[split], collate, size, recipe.max_tokens, recipe.seed, shuffle, SIDES, vary)
-
-    judges = judge_pairs(recipe, pairs, batches, model, tokenizer)
-    count = recipe.average_checkpoints
-    example = json.dumps(pairs["validation"][0].source, ensure_ascii=False)
-    averaging = [AverageCheckpoints(recipe.output_dir, count)] if count > 1 else []
     return train(
         model,
-        batches("train", recipe.per_device_train_batch_size, True, dropout),
+        batches("train", recipe.per_device_train_batch_size, dropout),
         recipe,
         evaluate=judges["validation"],
         test=judges.get("test"),
-        callbacks=averaging,
+        callbacks=[AverageCheckpoints(recipe.output_dir, count)] if count > 1 else [],
         processor=tokenizer,
-        card={
-            "template": "seq2seq",
-            "data": recipe.data_name,
-            "filled": {"example": example, "num_beams": recipe.num_beams},
-        },
+        card=pair_card(recipe, pairs["validation"][0].source, recipe.data_name("dates in English and Korean")),
     )
 
 

@@ -1,21 +1,54 @@
 """Flags and recipe files: every trap of HfArgumentParser ends in a value of the right type or a message for people."""
 
 import dataclasses
+import re
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
-import tiny_run
 
-from hf_tiny import InputError, arguments
+from hf_tiny import HfTinyElectraConfig, HfTinyReformerConfig, HfTinyViTConfig, InputError, arguments
+from hf_tiny.arguments import Arguments, flag
+from hf_tiny.train import TrainConfig
 
-Recipe = tiny_run.recipe_module().Recipe
+
+@dataclass(frozen=True, kw_only=True)
+class DataArguments:
+    GROUP: ClassVar[str] = "data"
+
+    train_file: list[str] | None = flag(None, "Files.")
+    weights: list[float] | None = flag(None, "Their shares.", above=0)
+    lowercase: bool = flag(False, "Lower-case the text.")
+    share: float = flag(0.5, "A share.", low=0, high=1)
+    rate: float = flag(0.5, "A rate.", above=0, below=1)
 
 
-def parse(*argv, file: str | None = None, folder=None, suffix: str = "yaml"):
+@dataclass(frozen=True, kw_only=True)
+class Recipe(DataArguments, TrainConfig):
+    """A recipe for tests."""
+
+    DEFAULTS: ClassVar[dict] = {"output_dir": "runs/electra", "weight_decay": 0.3, "save_total_limit": None}
+    SIZES: ClassVar[dict[str, dict]] = {
+        "tiny": {"learning_rate": 1e-3, "max_steps": 4300},
+        "small": {"learning_rate": 5e-4, "max_steps": 1_000_000, "weight_decay": 0.7},
+    }
+    CONFIG: ClassVar[type] = HfTinyElectraConfig
+    MODEL_SIZES: ClassVar[dict[str, dict]] = {
+        "tiny": {"hidden_size": 128, "num_attention_heads": 2, "embedding_size": 128, "classifier_dropout": 0.2},
+        "small": {"hidden_size": 256},
+    }
+
+    size: str = flag("tiny", "How large.")
+    vocab_size: int = flag(4096, "Of the tokenizer.", low=10)
+    model_name_or_path: str | None = flag(None, "What to start from.", group="model")
+
+
+def parse(*argv, file: str | None = None, folder=None, suffix: str = "yaml", recipe_class=Recipe):
     if file is None:
-        return arguments.parse(Recipe, list(argv))
+        return arguments.parse(recipe_class, list(argv))
     path = folder / f"flags.{suffix}"
     path.write_text(file, encoding="utf-8")
-    return arguments.parse(Recipe, [str(path), *argv])
+    return arguments.parse(recipe_class, [str(path), *argv])
 
 
 @pytest.mark.parametrize("text", ["1e-4", "0.0001", "'1e-4'"])
@@ -60,7 +93,7 @@ def test_size_sets_defaults_and_explicit_flags_win(tmp_path):
     assert (by_flag.learning_rate, by_flag.max_steps) == (0.5, small["max_steps"])
     by_file = parse(file="size: small\nlearning_rate: 0.25\n", folder=tmp_path)
     assert (by_file.learning_rate, by_file.max_steps) == (0.25, small["max_steps"])
-    both = parse("--size", "small", file="size: base\nmax_steps: 3\n", folder=tmp_path)
+    both = parse("--size", "small", file="size: tiny\nmax_steps: 3\n", folder=tmp_path)
     assert (both.size, both.max_steps, both.learning_rate) == ("small", 3, small["learning_rate"])
 
 
@@ -95,7 +128,29 @@ def test_booleans_in_a_file(tmp_path, text):
         (["--seed", "1", "stray"], None, ["stray", "Values follow their flag"]),
         (["--resume_from_checkpoint"], None, ["--resume_from_checkpoint", "expected one argument", "--help"]),
         (["--seed", "many"], None, ["--seed", "many", "--help"]),
-        (["--size", "huge"], None, ["--size huge", "tiny, small, base, large"]),
+        (["--size", "huge"], None, ["--size huge: choose one of tiny, small."]),
+        (["--hidden_siz", "1"], None, ["Unknown flag --hidden_siz. Did you mean --hidden_size?"]),
+        (["--hidden_size", "wide"], None, ["--hidden_size: invalid int value: 'wide'"]),
+        (["--dropout", "0.1"], None, ["Unknown flag --dropout: it is now --hidden_dropout_prob."]),
+        ([], "dropout: 0.1\n", ["Unknown setting 'dropout' in the recipe file: it is now hidden_dropout_prob."]),
+        (["--no_lowercase"], None, ["Unknown flag --no_lowercase: it is now --lowercase False."]),
+        (["--pad_token_id", "3"], None, ["Unknown flag --pad_token_id."]),
+        (["--sharing", "some"], None, ["--sharing some: sharing='some': choose one of none, embeddings, all."]),
+        (["--sharing", "all", "--hidden_size", "64"], None, ["--sharing all", "generator_size"]),
+        (["--logging_steps", "0"], None, ["--logging_steps 0: it must be above 0."]),
+        (["--warmup_steps", "-3"], None, ["--warmup_steps -3: it must be 0 or above."]),
+        (["--learning_rate", "nan"], None, ["--learning_rate nan: it must be a number."]),
+        (["--adam_beta1", "1"], None, ["--adam_beta1 1: it must be 0 or above and below 1."]),
+        (["--share", "1.5"], None, ["--share 1.5: it must be 0 or above and at most 1."]),
+        (["--rate", "0"], None, ["--rate 0: it must be above 0 and below 1."]),
+        (["--weights", "0.5", "0"], None, ["--weights 0: it must be above 0."]),
+        ([], "vocab_size: 3\n", ["--vocab_size 3: it must be 10 or above."]),
+        (
+            ["--lr_scheduler_type", "polynomial"],
+            None,
+            ["polynomial: choose one of linear, cosine, constant, inverse_sqrt"],
+        ),
+        (["--hub_strategy", "often"], None, ["--hub_strategy often: choose one of end, every_save."]),
         (["missing.yaml"], None, ["no recipe file missing.yaml"]),
         (["text.txt"], None, ["text.txt", ".yaml or .json"]),
     ],
@@ -116,21 +171,130 @@ def test_abbreviations_are_refused():
     "argv",
     [
         [],
-        ["--size", "large", "--lowercase", "--train_file", "a b.txt", "하나.txt", "--save_total_limit", "5"],
-        ["--learning_rate", "1e-7", "--report_to", "tensorboard", "--hub_model_id", "me/it", "--warmup_steps", "100"],
+        ["--size", "small", "--lowercase", "--train_file", "a b.txt", "하나.txt", "--save_total_limit", "5"],
+        ["--learning_rate", "1e-7", "--report_to", "tensorboard", "--hub_model_id", "-me/it", "--warmup_steps", "100"],
+        ["--hidden_size", "192", "--norm_first", "--sharing", "all", "--generator_size", "1"],
     ],
 )
 def test_the_written_recipe_gives_the_same_recipe(tmp_path, argv):
+    argv = [f"--hub_model_id={word}" if word == "-me/it" else word for word in argv if word != "--hub_model_id"]
     recipe = parse(*argv)
     arguments.write(recipe, tmp_path / "recipe.yaml")
     assert arguments.parse(Recipe, [str(tmp_path / "recipe.yaml")]) == recipe
     assert len(dataclasses.fields(recipe)) > 40
 
 
-def test_help_lists_every_flag(capsys):
+# Defaults, and fields of the model's configuration
+
+
+def test_other_defaults_of_inherited_flags_hold_everywhere():
+    assert (parse().weight_decay, Recipe().weight_decay, TrainConfig().weight_decay) == (0.3, 0.3, 0.01)
+    assert (parse("--size", "small").weight_decay, parse("--weight_decay", "0.1").weight_decay) == (0.7, 0.1)
+    assert Recipe().save_total_limit is None and parse().output_dir == "runs/electra"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Child(Recipe):
+        DEFAULTS: ClassVar[dict] = {"seed": 7}
+
+    assert (Child().seed, Child().weight_decay, Recipe().seed) == (7, 0.3, 42)
+    with pytest.raises(KeyError, match="weight_dekay"):
+        type("Wrong", (Recipe,), {"DEFAULTS": {"weight_dekay": 1}, "__annotations__": {}})
+
+
+def test_a_field_of_the_models_configuration_is_a_flag(tmp_path):
+    flags = ["--hidden_size", "192", "--generator_size", "1", "--norm_first", "--hidden_dropout_prob", "0"]
+    recipe = parse(*flags)
+    given = {"hidden_size": 192, "generator_size": 1, "norm_first": True, "hidden_dropout_prob": 0}
+    assert recipe.given_settings == given
+    assert recipe.model_settings == {**Recipe.MODEL_SIZES["tiny"], **given}
+    assert parse("--size", "small").model_settings == {"hidden_size": 256}
+    config = recipe.build_config(vocab_size=50, max_position_embeddings=99, hidden_size=64)
+    assert (config.hidden_size, config.embedding_size, config.vocab_size, config.num_hidden_layers) == (
+        192,
+        128,
+        50,
+        12,
+    )
+    assert (config.norm_first, config.max_position_embeddings) == (True, 99)
+    by_file = parse(file="hidden_size: 192\nclassifier_dropout: null\n", folder=tmp_path)
+    assert by_file.given_settings == {"hidden_size": 192, "classifier_dropout": None}
+    assert by_file.build_config().classifier_dropout is None and recipe.build_config().classifier_dropout == 0.2
+    assert parse("--vocab_size", "50").given_settings == {}  # a flag of the recipe itself
+
+
+def test_the_configuration_of_a_loaded_model_is_not_judged_by_that_of_the_size():
+    heads = ["--num_attention_heads", "12"]
+    with pytest.raises(InputError, match=r"^--num_attention_heads 12: "):
+        parse(*heads)
+    recipe = parse(*heads, "--model_name_or_path", "bert-base")
+    assert recipe.given_settings == {"num_attention_heads": 12}
+
+
+def test_lists_of_a_configuration():
+    reformer = type("Reformer", (Recipe,), {"CONFIG": HfTinyReformerConfig, "MODEL_SIZES": {}})
+    recipe = parse("--attn_layers", "local", "lsh", "--num_buckets", "4", recipe_class=reformer)
+    assert recipe.given_settings == {"attn_layers": ["local", "lsh"], "num_buckets": 4}
+    recipe = parse("--attn_layers", "lsh", "--num_buckets", "4", "8", recipe_class=reformer)
+    assert recipe.given_settings == {"attn_layers": ["lsh"], "num_buckets": [4, 8]}
+    vit = type("ViT", (Recipe,), {"CONFIG": HfTinyViTConfig, "MODEL_SIZES": {}})
+    recipe = parse("--image_size", "32", "--qkv_bias", "False", recipe_class=vit)
+    assert recipe.given_settings == {"image_size": 32, "qkv_bias": False}
+
+
+def test_a_recipe_that_does_not_train_has_its_own_flags_only(tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Plain(DataArguments, Arguments):
+        """Compares."""
+
+    assert parse("--share", "0.1", recipe_class=Plain).share == 0.1
+    assert parse(recipe_class=Plain).model_settings == {}
+    with pytest.raises(InputError, match="Unknown flag --seed"):
+        parse("--seed", "1", recipe_class=Plain)
+
+
+# --help
+
+
+def help_of(capsys, *argv, recipe_class=Recipe) -> str:
     with pytest.raises(SystemExit) as caught:
-        parse("--help")
+        parse(*argv, recipe_class=recipe_class)
     assert caught.value.code == 0
-    text = capsys.readouterr().out
-    missing = [field.name for field in dataclasses.fields(Recipe) if f"--{field.name}" not in text]
-    assert missing == []
+    return capsys.readouterr().out
+
+
+def test_help_lists_every_flag_once_in_its_group(capsys):
+    text = help_of(capsys, "--help", "all")
+    flags = re.findall(r"^  --(\w+)", text, re.MULTILINE)
+    own = [field.name for field in dataclasses.fields(Recipe) if field.name != "given_settings"]
+    config = [field.name for field in dataclasses.fields(HfTinyElectraConfig)]
+    assert set(own) <= set(flags) <= {*own, *config} and len(flags) == len(set(flags))
+    assert "pad_token_id" not in flags and {"hidden_size", "sharing", "generator_size"} <= set(flags)
+    groups = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert groups == ["run", "data", "model", "training", "saving", "Hub"]
+    parts = dict(zip(groups, re.split(r"^\w+:$", text, flags=re.MULTILINE)[1:], strict=True))
+    assert parts["run"].split()[0] == "--size"  # the recipe's own flags come first
+    assert "--share" in parts["data"] and "--sharing" in parts["model"] and "--output_dir" in parts["run"]
+    assert "--max_steps" in parts["training"] and "--eval_steps" in parts["saving"] and "--hub_" in parts["Hub"]
+    assert "--model_name_or_path" in parts["model"]
+    assert "generator and discriminator have in common" in " ".join(text.split())  # from the configuration's docstring
+    assert "One of linear, cosine, constant" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", ["70", "120", "200"])
+def test_help_fits_on_a_few_screens_and_shows_what_holds(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = help_of(capsys, "-h")
+    assert len(text.splitlines()) <= 100
+    assert ("more: --help all" in text) == (columns == "70") and "A recipe for tests." in text
+    for words in (
+        "--max_steps 4300",
+        "--learning_rate 0.001",
+        "--hidden_size 128",
+        "--weight_decay 0.3",
+        "--size tiny",
+    ):
+        assert words in text
+    text = help_of(capsys, "--size", "small", "--help")
+    for words in ("--max_steps 1000000", "--learning_rate 0.0005", "--hidden_size 256", "--weight_decay 0.7"):
+        assert words in text
+    assert "The defaults are those of --size small." in text

@@ -3,10 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-import test_models
-import tiny_run
 import torch
-from tiny_run import toy, write_text
+from fixtures import tiny_models, tiny_run
+from fixtures.tiny_run import assert_refused, toy, write_text
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
@@ -16,27 +15,22 @@ from hf_tiny import (
     HfTinyViTForMaskedImageModeling,
     InputError,
     checkpoint,
-    continued,
     convert,
-    pairs,
-    pictures,
-    transfer,
 )
+from hf_tiny.start import pretrained
+from hf_tiny.tasks.images import start_masked
+from hf_tiny.tasks.pretrain import load_electra
+from hf_tiny.tasks.translate import start_encoder_decoder
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
-TINY = tiny_run.flags(size="tiny", max_steps=2, max_seq_length=32, per_device_train_batch_size=4, vocab_size=300)
+TINY = tiny_run.flags(
+    max_steps=2, max_seq_length=32, per_device_train_batch_size=4, vocab_size=300, num_hidden_layers=1
+)
 
 
 def pretrain(folder, *flags) -> tiny_run.Ended:
-    return tiny_run.recipe(folder, "--output_dir", folder / "run", *TINY, *flags)
-
-
-def assert_refused(ended: tiny_run.Ended, *words) -> None:
-    assert ended.code == 2, ended.err
-    assert "Traceback" not in ended.out + ended.err
-    message = ended.err[ended.err.index("error: ") :]
-    for word in words:
-        assert str(word) in message
+    arguments = ["--output_dir", folder / "run", *TINY, *flags]
+    return tiny_run.start(folder, tiny_run.run_plain, "pretrain_electra", *map(str, arguments)).wait()
 
 
 def no_file(folder):
@@ -85,7 +79,7 @@ def wrong_size(folder):
 def unshareable_sizes(folder):
     text = write_text(folder / "text.txt")
     flags = ["--train_file", text, "--sharing", "all", "--generator_size", "0.5"]
-    return flags, ["generator_size=0.5", "generator_size=1", "embeddings"]
+    return flags, ["--generator_size 0.5", "give 1", "embeddings"]
 
 
 def no_mask_token(folder):
@@ -248,19 +242,19 @@ def renamed(weights, folder):
 
 
 def masked_images(name: str):
-    return pictures.start_masked(SimpleNamespace(model_name_or_path=name), AutoConfig.from_pretrained(name))
+    return start_masked(SimpleNamespace(model_name_or_path=name), AutoConfig.from_pretrained(name))
 
 
+def encoder_decoder(name: str):
+    tokenizer = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    return start_encoder_decoder(SimpleNamespace(model_name_or_path=name, given_settings={}), tokenizer)
+
+
+# What a recipe or a command starts from, and what loads it.
 LOADERS = {
-    "pretrain_electra": (HfTinyElectraForPreTraining, continued.load_electra),
-    "finetune": (
-        HfTinyElectraForPreTraining,
-        lambda name: transfer.pretrained(name, AutoModelForSequenceClassification, {}),
-    ),
-    "finetune_seq2seq": (
-        HfTinySeq2SeqForConditionalGeneration,
-        lambda name: pairs.start_model(SimpleNamespace(model_name_or_path=name, dropout=0.0), []),
-    ),
+    "pretrain_electra": (HfTinyElectraForPreTraining, load_electra),
+    "finetune": (HfTinyElectraForPreTraining, lambda name: pretrained(name, AutoModelForSequenceClassification, {})),
+    "finetune_seq2seq": (HfTinySeq2SeqForConditionalGeneration, encoder_decoder),
     "pretrain_vit": (HfTinyViTForMaskedImageModeling, masked_images),
     "convert": (HfTinyElectraForPreTraining, lambda name: convert.load_model(HfTinyElectraForPreTraining, name)),
 }
@@ -270,9 +264,7 @@ LOADERS = {
 @pytest.mark.parametrize("loader", LOADERS)
 def test_weights_that_cannot_be_loaded_are_explained(loader, spoil, tmp_path):
     model_class, load = LOADERS[loader]
-    config_class = model_class.config_class
-    variant = next(iter(test_models.variants(config_class)))
-    model_class(test_models.tiny_config(config_class, variant)).save_pretrained(tmp_path)
+    model_class(tiny_models.tiny_config(model_class.config_class)).save_pretrained(tmp_path)
     message = spoil(tmp_path / "model.safetensors", tmp_path)
     with pytest.raises(InputError, match=message) as refusal:
         load(str(tmp_path))

@@ -1,5 +1,6 @@
 """The curves, the card, the summary, and a push that cannot reach the Hub; test_push.py has one to push to."""
 
+import ast
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import sys
 
 import huggingface_hub
 import pytest
-import tiny_run
 import yaml
+from fixtures import tiny_run
+from fixtures.tiny_run import write_text
 from PIL import Image
-from tiny_run import write_text
 
-from hf_tiny import hub
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraModel, hub, report
+
+pytestmark = pytest.mark.slow
 
 FLAGS = tiny_run.flags(max_steps=4, max_seq_length=32, per_device_train_batch_size=4, vocab_size=300, logging_steps=2)
 TOKEN = "hf_dummyDummyDummy"
@@ -78,24 +81,17 @@ def test_a_checkpoint_that_cannot_get_a_second_name_leaves_nothing_behind(tmp_pa
     monkeypatch.setattr(os, "link", refused)
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2" / "config.json").write_text("{}")
-    hub.Pusher(tmp_path, "someone/something", False, None).save(tmp_path / "checkpoint-2")
+    hub.Pusher(tmp_path, hub.HubArguments(hub_model_id="someone/something")).save(tmp_path / "checkpoint-2")
     assert "checkpoint-2 is not pushed: " in caplog.text and "pushed at its end" in caplog.text
     assert os.listdir(tmp_path) == ["checkpoint-2"]
 
 
-def test_the_curves_are_a_picture_of_sensible_size(pushed):
-    with Image.open(pushed[0] / "curves.png") as picture:
-        assert picture.format == "PNG"
-        assert picture.width == 1200
-        assert 500 < picture.height < 2000
-        assert len(picture.convert("RGB").getcolors(1 << 24)) > 20  # something is drawn
-
-
-def test_one_logged_line_can_be_drawn(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 0.1, "loss": 2.0, "rtd_auc": NaN}\n')
-    hub.draw_curves(tmp_path)
-    with Image.open(tmp_path / "curves.png") as picture:
-        assert (picture.format, picture.size) == ("PNG", (1200, 260))
+def test_the_curves_are_an_image_of_sensible_size(pushed):
+    with Image.open(pushed[0] / "curves.png") as image:
+        assert image.format == "PNG"
+        assert image.width == 1200
+        assert 500 < image.height < 2000
+        assert len(image.convert("RGB").getcolors(1 << 24)) > 20  # something is drawn
 
 
 def test_the_card_holds_what_was_measured(pushed):
@@ -107,7 +103,7 @@ def test_the_card_holds_what_was_measured(pushed):
     assert (header["library_name"], header["pipeline_tag"]) == ("transformers", "fill-mask")
     assert {"hf_tiny", "electra"} <= set(header["tags"])
     rows = dict(re.findall(r"^\| (eval_\w+) \| (\S+) \|$", card, re.MULTILINE))
-    assert rows == {name: f"{value:.4f}" for name, value in results.items() if name.startswith("eval_")}
+    assert rows == {name: report.number(value) for name, value in results.items() if name.startswith("eval_")}
     assert len(rows) == 9
     assert "accelerate launch recipes/pretrain_electra.py --output_dir" in card
     assert "'" + str(run) + "'" in card  # quoted, as its name has a space
@@ -134,3 +130,42 @@ def test_the_summary_names_figures_and_next_commands(pushed):
         assert f"  {name} " in ended.out
     for words in (f"curves:  {run / 'curves.png'}", f"card:    {run / 'README.md'}", "use it:  ", "push it: "):
         assert words in ended.out
+
+
+LABELS = ["a|b", "<b>", "*loud*", "__init__", "B-PER_X", "`code`", "two\nlines", "[link](x)"]
+
+
+def test_what_users_wrote_is_escaped_in_a_card(tmp_path):
+    card = hub.Card(
+        template="finetuned",
+        data="my|data/*.txt",
+        pipeline="text-classification",
+        task="A classifier of texts",
+        base="scratch",
+        example='He said "no\\yes"\n<b>',
+        labels=LABELS,
+    )
+    results = {"eval_f1": 0.5, "train_steps": 1, "train_tokens": 2, "train_runtime": 3.0, "num_parameters": 4}
+    results |= {"num_processes": 1, "num_threads": 1}
+    model = HfTinyElectraModel(HfTinyElectraConfig(vocab_size=8, hidden_size=8, num_attention_heads=2))
+    (tmp_path / "_name_").mkdir()
+    hub.write_card(tmp_path / "_name_", model, results, card, {})
+    text = (tmp_path / "_name_" / "README.md").read_text(encoding="utf-8")
+    escaped = [r"a\|b", r"\<b\>", r"\*loud\*", r"\_\_init\_\_", "B-PER_X", r"\`code\`", "two lines", r"\[link\](x)"]
+    assert f"Labels: {', '.join(escaped)}." in text
+    assert r"- Data: my\|data/\*.txt" in text and "\n# \\_name\\_\n" in text
+    (line,) = re.findall(r"^print\(solve\((.*)\)\)$", text, re.MULTILINE)
+    assert ast.literal_eval(line) == card.example
+    assert "2 tokens in 3 s" in text and "| eval_f1 | 0.5 |" in text
+
+
+@pytest.mark.parametrize(("text", "shown"), [("a b", "`a b`"), ("a `b`", "`` a `b` ``"), ("```", "```` ``` ````")])
+def test_code_may_hold_backticks(text, shown):
+    assert hub.code(text) == shown
+
+
+def test_the_command_of_a_run(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/me/repo/recipes/pretrain_vit.py", "--seed", "1"])
+    assert hub.command() == "accelerate launch recipes/pretrain_vit.py --seed 1"
+    monkeypatch.setattr(sys, "argv", ["/lib/site-packages/hf_tiny/recipes/pretrain_vit.py", "--output_dir", "a b"])
+    assert hub.command() == "hf-tiny pretrain-vit --output_dir 'a b'"

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_run
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
-from tiny_run import ROOT, largest_difference, logged_steps, metrics
+from fixtures import tiny_run
+from fixtures.tiny_run import ROOT, largest_difference, logged_steps, metrics
+
+pytestmark = pytest.mark.slow
 
 CONFIGS = ROOT / "recipes" / "accelerate"
 # What a cluster has: `srun` starts the command on each machine, here in a folder and with a cache of its own.

@@ -8,26 +8,28 @@ import subprocess
 import sys
 
 import pytest
-import tiny_run
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
-from tiny_run import ROOT, largest_difference, metrics, start_group, toy, wait_for_step
+from fixtures import tiny_run
+from fixtures.tiny_run import ROOT, largest_difference, metrics, start_group, toy, wait_for_step
 
 from hf_tiny import checkpoint
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import os, sys
 sys.path.insert(0, {tests!r})
-import tiny_run
+from fixtures import tiny_run
 from hf_tiny.train import Run
 
-prepare = Run.begin
-def begin(self):
-    prepare(self)
+agree = Run.agree
+def recorded(self):
+    agree(self)
     with open(f"process-{{os.getpid()}}.txt", "w") as file:
         file.write(f"{{self.world}} {{type(self.model).__name__}}")
-Run.begin = begin
+Run.agree = recorded
 tiny_run.run_toy(*sys.argv[1:])
 """
 
@@ -75,7 +77,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(tmp_path):
     wait_for_step(started[0], run, 3)
     started[1].kill(signal.SIGTERM)
     ended = [process.wait() for process in started]
-    assert [process.code for process in ended] == [0, 0], ended[0].err
+    assert [process.code for process in ended] == [143, 143], ended[0].err
     saved = checkpoint.find(run, "latest")
     assert 3 <= checkpoint.step_of(saved) < 200
     assert f"Stopped by SIGTERM; {saved.name} is saved." in ended[0].err

@@ -21,13 +21,11 @@ from unittest import mock
 
 import huggingface_hub
 import pytest
-import test_convert
-import test_models
-import tiny_run
 import torch
 import yaml
 from datasets import Dataset
-from hub_server import HubServer
+from fixtures import tiny_models, tiny_run
+from fixtures.hub_server import HubServer
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -44,6 +42,8 @@ from hf_tiny import hub as library
 from hf_tiny.data import corpus
 from hf_tiny.models import AUTO_CLASSES, model_classes
 from hf_tiny.train import Callback
+
+pytestmark = pytest.mark.slow
 
 WRITE, READ, OTHER = "hf_WriteTokenOfSomeone", "hf_ReadTokenOfSomeone", "hf_WriteTokenOfAnother"
 UNSENDABLE = "hf_Unsendable\x0bToken"
@@ -166,7 +166,7 @@ def run_toys(folder: str) -> None:
         case = FAILURES.get(name, Case(""))
         os.environ["HF_TOKEN"] = case.token
         place = {"push_to_hub": True, "hub_model_id": case.repo or f"someone/{name}"}
-        card = {"template": f"{folder}/odd", "filled": {"known": 1}} if name == "odd" else None
+        card = library.Card(template=f"{folder}/odd", unit="1") if name == "odd" else None
         tiny_run.train = functools.partial(original, card=card)
         watch = [Watch(Path(folder))] if name == "every" else []
         tiny_run.train_here(Path(folder, name), watch, **{"max_steps": 4, "save_steps": 0, **place, **settings})
@@ -181,7 +181,7 @@ def run_toys(folder: str) -> None:
 @pytest.fixture(scope="module")
 def told(hub, folder):
     """What people were told of each push. Runs that pushed in vain have been pushed again."""
-    (folder / "odd.md").write_text("---\n{{ card_data }}\n---\n\n# {{ name }}, {{ known }}\n\n{{ unknown_field }}\n")
+    (folder / "odd.md").write_text("---\n{{ card_data }}\n---\n\n# {{ name }}, {{ unit }}\n\n{{ unknown_field }}\n")
     hub.add("another/taken", {"README.md": b"# Mine\n"})
     hub.add("someone/waited", {"old.txt": b"kept"})
     hub.fail("/repos/create", 500)  # waited
@@ -348,7 +348,7 @@ def test_a_data_set_is_read_from_the_hub(hub, folder, kind, streaming):
 
 def print_fingerprints(*names: str) -> None:
     settings = ({"dataset_name": name, "streaming": True} for name in names)
-    print(json.dumps([corpus.fingerprint(corpus.CorpusArguments(**one)) for one in settings]))
+    print(json.dumps([corpus.Corpus(corpus.CorpusArguments(**one)).fingerprint for one in settings]))
 
 
 def test_streams_of_the_same_name_are_not_taken_for_each_other(hub, folder):
@@ -450,9 +450,9 @@ def push_tiny(folder: str) -> None:
     """A tiny model of every row of the table, saved, run, and pushed under the name of its class."""
     for config_class, _, model_class in model_classes():
         torch.manual_seed(0)
-        config = test_models.tiny_config(config_class, next(iter(test_models.variants(config_class))))
+        config = tiny_models.tiny_config(config_class)
         model, name = model_class(config).eval(), model_class.__name__
-        batch = test_models.inputs(model_class, config)
+        batch = tiny_models.inputs(model_class, config)
         with torch.no_grad():
             save_file({**batch, "expected": model(**batch)[0].contiguous()}, f"{folder}/{name}.safetensors")
         model.save_pretrained(f"{folder}/{name}")
@@ -464,7 +464,6 @@ NATIVE = {  # what becomes of an export, by its Auto class
     "native-generator": ("AutoModelForMaskedLM", "electra"),
     "native-image": ("AutoModelForImageClassification", "vit"),
     "native-translator": ("AutoModelForSeq2SeqLM", "marian"),
-    "native-reformer": ("AutoModelForCausalLM", "reformer"),
 }
 
 
@@ -480,21 +479,19 @@ def push_native(folder: str) -> None:
         Path(folder, "paper"), max_steps=20, save_steps=0, push_to_hub=True, hub_model_id="someone/paper"
     )
     export("someone/paper", f"{folder}/native-electra")
-    vit = HfTinyViTConfig(**{**test_models.VIT, "pooling": "cls", "num_register_tokens": 0, "drop_path_rate": 0.0})
+    vit = HfTinyViTConfig(**{**tiny_models.VIT, "pooling": "cls", "num_register_tokens": 0, "drop_path_rate": 0.0})
     models = {
         "native-discriminator": HfTinyElectraForPreTraining.from_pretrained("someone/paper"),
         "native-generator": HfTinyElectraForMaskedLM.from_pretrained("someone/paper"),
         "native-image": HfTinyViTForImageClassification(vit),
-        "native-translator": HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqConfig(**test_models.SEQ2SEQ)),
-        # Only what came from there can go back; hashes are random there.
-        "native-reformer": convert.reformer_from_native(test_convert.native_reformer(attn_layers=["local"] * 2)),
+        "native-translator": HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqConfig(**tiny_models.SEQ2SEQ)),
     }
     for name, model in models.items():
         target = Path(folder, "native-electra", name.removeprefix("native-"))
         if not target.exists():
             model.save_pretrained(f"{folder}/{name}-before")
             export(f"{folder}/{name}-before", target)
-        batch = test_models.inputs(type(model), model.config)
+        batch = tiny_models.inputs(type(model), model.config)
         for mask in {"attention_mask", "decoder_attention_mask"} & batch.keys():
             batch[mask].fill_(1)  # what padding says is nobody's business
         with torch.no_grad():
@@ -518,7 +515,7 @@ def load_here(folder: str) -> None:
     model = transformers.AutoModelForPreTraining.from_pretrained("someone/electra")
     assert type(model).__module__ == "hf_tiny.models.electra"
     os.chdir(folder)
-    Image.new("L", (8, 8)).save("picture.png")
+    Image.new("L", (8, 8)).save("image.png")
     for name in ("electra", "classifier", *OTHERS):
         card = Path(huggingface_hub.hf_hub_download(f"someone/{name}", "README.md")).read_text(encoding="utf-8")
         for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
@@ -714,7 +711,7 @@ sys.argv = ["convert.py", "someone/paper", f"{folder}/wheel-native"]
 convert.main()
 target = Path(folder, "wheel-native", "discriminator")
 results = json.loads(Path(folder, "paper", "all_results.json").read_text())
-hub.write_card(target, model, results, {"pipeline_tag": "fill-mask"}, {})
+hub.write_card(target, model, results, hub.Card(pipeline_tag="fill-mask"), {})
 sys.argv = ["hub.py", "push", str(target), "--hub_model_id", "someone/from-wheel"]
 hub.main()
 assert all(module.__file__.startswith(place) for name, module in sys.modules.items() if name.split(".")[0] == "hf_tiny")
@@ -724,9 +721,9 @@ assert all(module.__file__.startswith(place) for name, module in sys.modules.ite
 def test_from_the_wheel(hub, folder, environment, native):
     """What the wheel holds, installed in an empty folder, loads, converts, writes a card and pushes."""
     source, place = folder / "source", folder / "installed"
-    for name in ("hf_tiny", "model_cards"):
+    for name in ("hf_tiny", "model_cards", "recipes"):
         shutil.copytree(tiny_run.ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hf_tiny_cli.py"):
         shutil.copy(tiny_run.ROOT / name, source)
     pip, offline = ("-m", "pip", "--disable-pip-version-check"), ("--no-deps", "--no-index")
     built = run_python(folder, *pip, "wheel", *offline, "--no-build-isolation", "-w", "wheels", "./source", env={})
@@ -734,6 +731,11 @@ def test_from_the_wheel(hub, folder, environment, native):
     (wheel,) = (folder / "wheels").iterdir()
     installed = run_python(folder, *pip, "install", *offline, "--target", str(place), str(wheel), env={})
     assert installed.returncode == 0, installed.stderr
+    assert (place / "bin" / "hf-tiny").is_file() and (place / "hf_tiny" / "py.typed").is_file()
+    assert (place / "hf_tiny" / "recipes" / "accelerate" / "cpu_2proc.yaml").is_file()
+    command = f"import sys; sys.path.insert(0, {str(place)!r}); import hf_tiny_cli; hf_tiny_cli.main()"
+    shown = run_python(folder, "-I", "-S", "-c", command, "--help", env={})  # which needs no other package
+    assert "pretrain-electra" in shown.stdout and "Pretrain ELECTRA from raw text." in shown.stdout, shown.stderr
     settings = {**environment, "HF_TOKEN": WRITE, "OMP_NUM_THREADS": "1"}
     libraries = sysconfig.get_path("purelib")
     ended = run_python(folder, "-I", "-S", "-c", INSTALLED, str(place), libraries, str(folder), env=settings)

@@ -5,14 +5,30 @@ import os
 import random
 import shutil
 import signal
+import tarfile
 import time
 
+import numpy as np
 import pytest
-import tiny_run
 import torch
-from tiny_run import assert_same_training, largest_difference, logged_steps, metrics, start_toy, toy, wait_for_step
+from accelerate.state import AcceleratorState
+from fixtures import tiny_run
+from fixtures.tiny_run import (
+    ROOT,
+    assert_same_training,
+    largest_difference,
+    logged_steps,
+    metrics,
+    start_toy,
+    toy,
+    wait_for_step,
+)
 
-from hf_tiny import checkpoint
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, checkpoint, report
+from hf_tiny.data.batches import Source
+from hf_tiny.train import TrainConfig, train
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +150,7 @@ def test_killed_while_saving_then_bit_equal(whole, tmp_path, place):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_ends_with_0(whole, tmp_path, number):
+def test_a_signal_saves_and_ends_with_its_code(whole, tmp_path, number):
     run = tmp_path / "run"
     started = start_toy(run, save_steps=0, pause=0.1)
     wait_for_step(started, run, 3)
@@ -143,7 +159,7 @@ def test_a_signal_saves_and_ends_with_0(whole, tmp_path, number):
         time.sleep(0.02)
     ended = started.wait()
     step = checkpoint.step_of(checkpoint.find(run, "latest"))
-    assert (ended.code, 3 <= step < 12) == (0, True)
+    assert (ended.code, 3 <= step < 12) == (128 + number, True)
     assert f"Stopped by {number.name}; checkpoint-{step} is saved." in ended.err
     assert f"--output_dir {run} --resume_from_checkpoint latest" in ended.err
     assert "Traceback" not in ended.err
@@ -229,6 +245,41 @@ def test_the_best_checkpoint_may_be_gone(whole, tmp_path):
     assert ended.code == 0, ended.err
     state = json.loads((run / "checkpoint-12" / "trainer_state.json").read_text())["state"]
     assert largest_difference(run, run / f"checkpoint-{state['best_step']}") == 0
+
+
+class Fixed(Source):
+    """Micro-batches that no other code has a part in."""
+
+    batch_size, fingerprint = 4, "frozen"
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        numbers = np.random.default_rng(index)
+        ids = torch.from_numpy(numbers.integers(5, 32, (4, 8)))
+        labels = ids.where(torch.from_numpy(numbers.random((4, 8)) < 0.3), -100)
+        noise = torch.from_numpy(numbers.random((4, 8), dtype=np.float32))
+        counts = torch.tensor([int((labels >= 0).sum()), 32])
+        ids = ids.where(labels < 0, 4)
+        return {"input_ids": ids, "labels": labels, "sampling_noise": noise, "num_items_in_batch": counts}
+
+
+def test_a_checkpoint_of_an_older_version_goes_on(tmp_path, monkeypatch):
+    """Saved by version 0.1.0 after 3 of 6 steps, with dropout; `expected` is what that version had after 6."""
+    with tarfile.open(ROOT / "tests" / "fixtures" / "old_checkpoint.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    sizes = {"vocab_size": 32, "embedding_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 8, "generator_size": 1.0}
+    torch.manual_seed(0)
+    model = HfTinyElectraForPreTraining(HfTinyElectraConfig(**sizes))
+    settings = {"max_steps": 6, "save_steps": 3, "logging_steps": 1, "learning_rate": 1e-2}
+    config = TrainConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest", **settings)
+    AcceleratorState._reset_state(True)
+    monkeypatch.setattr(report, "draw_curves", tiny_run.without_curves)
+    assert train(model, Fixed(), config)["train_tokens"] == 6 * 32
+    assert logged_steps(tmp_path) == [4, 5, 6]
+    assert largest_difference(tmp_path / "checkpoint-6", tmp_path / "expected") < 1e-6
 
 
 # Two writers, other numbers of processes

@@ -10,21 +10,24 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import tiny_run
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
+from fixtures import tiny_run
+from fixtures.tiny_run import ROOT, largest_difference, logged_steps, metrics, toy
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
-from tiny_run import ROOT, largest_difference, logged_steps, metrics, toy
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hf_tiny import HfTinyElectraForPreTraining, InputError, checkpoint
+from hf_tiny.callbacks import CollapseWarning
 from hf_tiny.hub import NOT_PUSHED
-from hf_tiny.metrics import CollapseWarning
+from hf_tiny.processes import refuse_to_shard
 from hf_tiny.train import Callback, Run, run
+
+pytestmark = pytest.mark.slow
 
 # Five held-out batches, the last one short, which two processes cannot share evenly.
 SETTINGS = {"dropout": 0.0, "layers": 2, "held_out_rows": 35, "max_steps": 6, "save_steps": 3, "eval_steps": 3}
@@ -39,14 +42,14 @@ def run_sharded(*flags) -> None:
 
 def sharded_main(recipe) -> None:
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    begin = Run.begin
+    agree = Run.agree
 
-    def begin_in_shards(self):
+    def agree_in_shards(self):
         assert sum(isinstance(module, FSDPModule) for module in self.model.modules()) == 7
         assert all(isinstance(weight, DTensor) for weight in self.model.parameters())
-        begin(self)
+        agree(self)
 
-    Run.begin = begin_in_shards
+    Run.agree = agree_in_shards
     tiny_run.toy_main(recipe)
 
 
@@ -167,6 +170,6 @@ def test_a_full_disk_stops_all_processes_and_leaves_no_half(tmp_path, fsdp_yaml)
     ],
 )
 def test_what_shards_would_do_wrongly_is_refused(sharded, callbacks, tied, words):
-    kind = SimpleNamespace(distributed_type=DistributedType.FSDP)
+    accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=sharded)
     with pytest.raises(InputError, match=words):
-        Run.refuse_to_shard(SimpleNamespace(accelerator=kind, sharded=sharded, callbacks=callbacks), tied=tied)
+        refuse_to_shard(accelerator, callbacks, tied=tied)

@@ -9,15 +9,18 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import tiny_run
 import torch
 import yaml
 from accelerate.state import AcceleratorState
 from conftest import CORES
-from tiny_run import ROOT, largest_difference, metrics, train_here
+from fixtures import tiny_run
+from fixtures.tiny_run import ROOT, largest_difference, metrics, train_here
 
 from hf_tiny import InputError, optim
-from hf_tiny.train import Callback, Prefetcher, TrainConfig, flops_per_token, start
+from hf_tiny.callbacks import Callback
+from hf_tiny.data.batches import Prefetcher
+from hf_tiny.evaluation import flops_per_token
+from hf_tiny.train import TrainConfig, start
 
 # Schedules and groups
 
@@ -56,11 +59,6 @@ def test_warm_up_is_shortened_for_short_runs(warmup_steps, max_steps, expected):
     assert optim.warmup_length(warmup_steps, max_steps) == expected
 
 
-def test_an_unknown_schedule_is_refused_with_the_names():
-    with pytest.raises(InputError, match=r"--lr_scheduler_type polynomial: choose one of linear, cosine.*inverse_sqrt"):
-        optim.learning_rate_factor("polynomial", 0, 10, 1)
-
-
 def test_every_trainable_parameter_is_in_one_group_and_biases_and_norms_do_not_decay():
     toy = tiny_run.model(layers=2)
     frozen = toy.electra.embeddings.token_type_embeddings.weight
@@ -79,11 +77,7 @@ def test_every_trainable_parameter_is_in_one_group_and_biases_and_norms_do_not_d
     ("settings", "message"),
     [
         ({"fp16": True}, "--fp16 needs a GPU.*--bf16"),
-        ({"logging_steps": 0}, "--logging_steps 0: it must be above 0"),
         ({"push_to_hub": True, "seeds": 2}, "each would replace the one before.*hub push .*/seed-42"),
-        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps 0"),
-        ({"per_device_train_batch_size": -1}, "--per_device_train_batch_size -1"),
-        ({"lr_scheduler_type": "polynomial"}, "--lr_scheduler_type polynomial"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_the_run(settings, message):
@@ -184,7 +178,7 @@ def test_timers_and_flops_are_sane(evaluated):
     assert 0 <= results["data_wait_share"] <= results["outside_model_share"] < 1
     # About 2 operations per weight and token forward, 3 times that with the backward pass.
     recipe = tiny_run.ToyRecipe()
-    flops = flops_per_token(tiny_run.model(), tiny_run.batches(recipe)[0], "cpu")
+    flops = flops_per_token(tiny_run.model(), tiny_run.batches(recipe)[0])
     assert 4e3 < flops < 2 * 15_745 * 2
     assert 0 < results["model_flops_per_second"] < 1e12
 
@@ -193,7 +187,7 @@ def test_counting_flops_leaves_random_numbers_and_gradients_alone():
     toy, batch = tiny_run.model(dropout=0.5), tiny_run.batches(tiny_run.ToyRecipe())[0]
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert flops_per_token(toy.train(), batch, "cpu") > 0
+    assert flops_per_token(toy.train(), batch) > 0
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in toy.parameters())
 
@@ -238,13 +232,10 @@ class Scripted:
         self.calls += 1
         return {"loss": self.losses[min(self.calls, len(self.losses)) - 1]}
 
-    def collect(self, outputs, batch):
+    def training_figures(self, outputs, batch):
         return {}
 
-    def compute(self, results):
-        return {}
-
-    def write_report(self, folder):
+    def report(self, folder):
         assert folder.is_dir()
 
 
@@ -323,16 +314,18 @@ def test_a_tracker_that_is_not_there_is_refused(tmp_path):
         train_here(tmp_path / "run", max_steps=1, report_to=["tensorbord"])
 
 
+@pytest.mark.slow
 def test_the_written_recipe_reproduces_the_run(tmp_path):
     assert tiny_run.toy(tmp_path / "first", max_steps=6, seed=7, learning_rate=3e-3).code == 0
     recipe = yaml.safe_load((tmp_path / "first" / "recipe.yaml").read_text())
     assert (recipe["seed"], recipe["learning_rate"], recipe["resume_from_checkpoint"]) == (7, 3e-3, None)
-    assert recipe.keys() == {field.name for field in dataclasses.fields(tiny_run.ToyRecipe)}
+    assert recipe.keys() | {"given_settings"} == {field.name for field in dataclasses.fields(tiny_run.ToyRecipe)}
     again = [str(tmp_path / "first" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")]
     assert tiny_run.start(tmp_path, tiny_run.run_toy, *again).wait().code == 0
     tiny_run.assert_same_training(tmp_path / "first" / "checkpoint-6", tmp_path / "again" / "checkpoint-6")
 
 
+@pytest.mark.slow
 def test_a_launched_recipe_uses_all_cores_and_its_model_loads(tmp_path):
     """`accelerate launch` sets OMP_NUM_THREADS=1; the run must undo that."""
     text, run = tiny_run.write_text(tmp_path / "text.txt"), tmp_path / "run"
@@ -352,7 +345,7 @@ def test_a_launched_recipe_uses_all_cores_and_its_model_loads(tmp_path):
     assert ended.returncode == 0, ended.stderr
     results = json.loads((run / "all_results.json").read_text())
     assert results["num_threads"] == len(CORES)
-    assert f"num_threads {results['num_threads']:>43}" in ended.stdout.replace("  num_threads", "num_threads")
+    assert f"  num_threads {results['num_threads']:>43}" in ended.stdout
     assert "push it: python -m hf_tiny.hub" in ended.stdout
 
     from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer

@@ -1,6 +1,6 @@
-"""Random changes of whole batches of pictures, (batch, channels, height, width) in 0 ... 1.
+"""Random changes of whole batches of images, (batch, channels, height, width) in 0 ... 1.
 
-All chance comes in as uniform numbers, a row for each picture: the same numbers give the same picture, in whatever batch,
+All chance comes in as uniform numbers, a row for each image: the same numbers give the same image, in whatever batch,
 process or resumed run it appears.
 """
 
@@ -14,7 +14,6 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from hf_tiny.arguments import flag
-from hf_tiny.errors import InputError
 
 GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 OPERATIONS = ("identity", *GEOMETRIC, "brightness", "contrast", "cutout")
@@ -25,32 +24,24 @@ NUMBERS_OF_OPERATION = 4  # which one, how strong, and where a cut-out lies
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentArguments:
-    """How the pictures to train on are changed each time they are seen."""
+    """How the images to train on are changed each time they are seen."""
 
-    random_shift: float = flag(0.0, "Shift by up to this share of the sides; what comes in is black.")
-    random_flip: bool = flag(False, "Mirror half of the pictures, left to right.")
-    crop_scale: float = flag(1.0, "Below 1: cut out a part of at least this share of the area, and enlarge it.")
-    randaugment: int = flag(0, "Operations of RandAugment on each picture, such as rotation, contrast, cut-out.")
-    randaugment_magnitude: float = flag(0.3, "How strong they are at most, from 0 to 1.")
-
-    def check(self) -> None:
-        for name in ("random_shift", "randaugment_magnitude"):
-            if not 0 <= vars(self)[name] <= 1:
-                raise InputError(f"--{name} {vars(self)[name]:g}: it must be from 0 to 1.")
-        if not 0 < self.crop_scale <= 1:
-            raise InputError(f"--crop_scale {self.crop_scale:g}: it must be above 0 and at most 1.")
-        if self.randaugment < 0:
-            raise InputError(f"--randaugment {self.randaugment}: it must be 0 or above.")
+    random_shift: float = flag(0.0, "Shift by up to this share of the sides; what comes in is black.", low=0, high=1)
+    random_flip: bool = flag(False, "Mirror half of the images, left to right.")
+    crop_scale: float = flag(
+        1.0, "Below 1: cut out a part of at least this share of the area, and enlarge it.", above=0, high=1
+    )
+    randaugment: int = flag(0, "Operations of RandAugment on each image, such as rotation, contrast, cut-out.", low=0)
+    randaugment_magnitude: float = flag(0.3, "How strong they are at most, from 0 to 1.", low=0, high=1)
 
 
 class Augment:
     """What the flags say, on a batch."""
 
     def __init__(self, arguments: AugmentArguments):
-        arguments.check()
         names = AugmentArguments.__dataclass_fields__
         self.settings = {name: value for name, value in asdict(arguments).items() if name in names}
-        self.width = 6 + NUMBERS_OF_OPERATION * arguments.randaugment  # numbers for each picture
+        self.width = 6 + NUMBERS_OF_OPERATION * arguments.randaugment  # numbers for each image
 
     def __repr__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.settings.items() if value)
@@ -75,13 +66,13 @@ def flip(images: Tensor) -> Tensor:
 
 
 def shift(images: Tensor, offsets: Tensor) -> Tensor:
-    """Each picture moves by its own offset, (batch, 2), down and to the right; nothing comes in on the other side."""
+    """Each image moves by its own offset, (batch, 2), down and to the right; nothing comes in on the other side."""
     height, width = images.shape[-2:]
     rows = torch.arange(height) - offsets[:, :1]  # (batch, height): where each row comes from
     columns = torch.arange(width) - offsets[:, 1:]
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    picture = torch.arange(len(images))[:, None, None]
-    moved = images[picture, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
+    image = torch.arange(len(images))[:, None, None]
+    moved = images[image, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
     return moved.permute(0, 3, 1, 2) * inside[:, None]  # from (batch, height, width, channels)
 
 
@@ -95,13 +86,13 @@ def resized_crop(images: Tensor, chance: Tensor, least: float) -> Tensor:
 
 
 def affine(images: Tensor, matrices: Tensor) -> Tensor:
-    """matrices: (batch, 2, 3), from the places of the new picture, -1 ... 1, to those of the old one."""
+    """matrices: (batch, 2, 3), from the places of the new image, -1 ... 1, to those of the old one."""
     grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def operation(images: Tensor, chance: Tensor, magnitude: float) -> Tensor:
-    """One operation of RandAugment on each picture. chance: (batch, NUMBERS_OF_OPERATION)."""
+    """One operation of RandAugment on each image. chance: (batch, NUMBERS_OF_OPERATION)."""
     chosen = (chance[:, 0] * len(OPERATIONS)).long()
     signed = magnitude * (2 * chance[:, 1] - 1)
     strength = {name: torch.where(chosen == number, signed, 0.0) * STRONGEST[name]
@@ -125,7 +116,7 @@ def _matrices(strength: dict[str, Tensor]) -> Tensor:
 
 
 def box(size: tuple[int, int], centres: Tensor, sides: Tensor) -> Tensor:
-    """(batch, height, width): what lies in a box around a centre; both are shares of the picture's sides."""
+    """(batch, height, width): what lies in a box around a centre; both are shares of the image's sides."""
     inside = []
     for axis, length in enumerate(size):
         start = ((centres[:, axis] - sides / 2) * length).round()
@@ -135,27 +126,25 @@ def box(size: tuple[int, int], centres: Tensor, sides: Tensor) -> Tensor:
 
 
 class Mix:
-    """Mixup and CutMix: the pictures 2n and 2n + 1 of the run are mixed, and their labels as much. Where both are asked
-    for, each picture gets one of them."""
+    """Mixup and CutMix: the images 2n and 2n + 1 of the run are mixed, and their labels as much. Where both are asked
+    for, each image gets one of them."""
 
-    width = 4  # numbers for each picture
+    width = 4  # numbers for each image
 
     def __init__(self, num_labels: int, mixup: float = 0.0, cutmix: float = 0.0):
-        if min(mixup, cutmix) < 0:
-            raise InputError(f"--mixup {mixup:g} --cutmix {cutmix:g}: they must be 0 or above.")
         self.num_labels, self.mixup, self.cutmix = num_labels, mixup, cutmix
 
     def __repr__(self) -> str:
         return f"mixup {self.mixup:g}, cutmix {self.cutmix:g}"
 
     def __call__(self, images: Tensor, labels: Tensor, first: int, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The mixed pictures and the probabilities of their labels, (batch, num_labels)."""
+        """The mixed images and the probabilities of their labels, (batch, num_labels)."""
         count = len(images)
         partner = (torch.arange(first, first + count) ^ 1) - first
         partner = torch.where((partner < 0) | (partner >= count), torch.arange(count), partner)  # alone at an end
         cut = torch.from_numpy(numbers[:, 0] < (0.5 if self.mixup and self.cutmix else float(self.cutmix > 0)))
         alpha = np.where(cut, self.cutmix, self.mixup)
-        share = torch.from_numpy(betaincinv(alpha, alpha, numbers[:, 1])).float()  # of the picture itself
+        share = torch.from_numpy(betaincinv(alpha, alpha, numbers[:, 1])).float()  # of the image itself
         share = torch.maximum(share, 1 - share)  # so that the label of the larger part is its own
         hole = box(images.shape[-2:], torch.from_numpy(numbers[:, 2:4]).float(), (1 - share).sqrt())
         share = torch.where(cut, 1 - hole.float().mean((1, 2)), share)  # a box may lie partly outside

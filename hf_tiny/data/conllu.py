@@ -1,16 +1,59 @@
-"""CoNLL-U: words, trees and Korean morphemes of its sentences, and the sentences written back with other values."""
+"""Sentences whose words have labels: CoNLL-U with its trees and Korean morphemes, read and written back."""
 
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
+from hf_tiny.data import sources
 from hf_tiny.errors import InputError
 
 COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL, DEPS, MISC = range(1, 10)
+TREEBANK = ".conllu"
+LISTS = (".jsonl", ".json", ".parquet", ".arrow")  # tables whose cells can be lists
 MAX_EDITED = 0.5  # A word that differs more than this from its morphemes is a mistake of the corpus.
 
 NumberedLines = list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words, and for each a label: its tag, or its relation to its head. None says that it is not scored.
+
+    kind: the suffix of the file.
+    lines: the lines of the file; the row of a table is one line of JSON.
+    word_of: when characters stand for words, the word of the file that each belongs to.
+    """
+
+    words: tuple[str, ...]
+    word_labels: tuple[str | None, ...]
+    place: str
+    kind: str
+    lines: tuple[str, ...]
+    heads: tuple[int | None, ...] = ()
+    upos: tuple[str, ...] = ()
+    word_of: tuple[int, ...] | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(label for label in self.word_labels if label is not None)
+
+
+def read_treebank(
+    path: str, encoding_errors: str, counts: Counter, sentence: Callable[[list[list[str]], str], dict]
+) -> Iterator[Sentence]:
+    """The sentences of a file. `sentence(rows, name)` gives what a task takes from the columns of the words; `name` is for
+    messages."""
+    for block in blocks(sources.numbered_lines(path, encoding_errors, counts)):
+        rows = words(block, path)
+        if rows:
+            place = f"{path}:{block[0][0]}"
+            marked = (line.partition("=")[2].strip() for _, line in block if line.startswith("# sent_id"))
+            fields = {"words": tuple(row[FORM] for row in rows), "upos": tuple(row[UPOS] for row in rows)}
+            fields |= sentence(rows, f"{place}: in sentence {next(marked, place)}")
+            yield Sentence(**fields, place=place, kind=TREEBANK, lines=tuple(line for _, line in block))
 
 
 def blocks(lines: Iterator[tuple[int, str]]) -> Iterator[NumberedLines]:
@@ -49,18 +92,13 @@ def _is_word(columns: list[str]) -> bool:
     return "-" not in columns[0] and "." not in columns[0]
 
 
-def sentence_id(block: NumberedLines, otherwise: str) -> str:
-    marked = (line.partition("=")[2].strip() for _, line in block if line.startswith("# sent_id"))
-    return next(marked, otherwise)
-
-
-def heads(rows: list[list[str]], name: str, place: str) -> list[int]:
+def heads(rows: list[list[str]], name: str) -> tuple[int, ...]:
     """The head of each word, checked: in the sentence, and no cycle. Several roots are let through."""
     found = []
     for row in rows:
         if not row[HEAD].isdecimal() or int(row[HEAD]) > len(rows):
             raise InputError(
-                f"{place}: in sentence {name} the HEAD of word {row[0]} ({row[FORM]}) is {row[HEAD]!r}; it must be a "
+                f"{name} the HEAD of word {row[0]} ({row[FORM]}) is {row[HEAD]!r}; it must be a "
                 f"number from 0 to {len(rows)}."
             )
         found.append(int(row[HEAD]))
@@ -70,28 +108,29 @@ def heads(rows: list[list[str]], name: str, place: str) -> list[int]:
         while word not in safe:
             if word in path:
                 cycle = " -> ".join(map(str, [*path[path.index(word) :], word]))
-                raise InputError(f"{place}: in sentence {name} the heads go round in a cycle: {cycle}.")
+                raise InputError(f"{name} the heads go round in a cycle: {cycle}.")
             path.append(word)
             word = found[word - 1]
         safe.update(path)
-    return found
+    return tuple(found)
 
 
-def fill(lines: Sequence[str], change: Callable[[int, list[str]], None]) -> list[str]:
-    """The lines of a sentence after `change(index of the word, its columns)`; what is no word stays as it was."""
+def fill(sentence: Sentence, columns: dict[int, list[str]], misc: dict[str, list[str | None]] | None = None) -> str:
+    """The lines of a sentence with other values for its words in some columns, and more entries in MISC where they are not
+    None. What is no word stays as it is."""
     filled, index = [], 0
-    for line in lines:
-        columns = line.split("\t")
-        if not line.startswith("#") and _is_word(columns):
-            change(index, columns)
+    for line in sentence.lines:
+        cells = line.split("\t")
+        if not line.startswith("#") and _is_word(cells):
+            for column, values in columns.items():
+                cells[column] = values[index]
+            for key, values in (misc or {}).items():
+                if values[index] is not None:
+                    others = [part for part in cells[MISC].split("|") if part != "_" and part.partition("=")[0] != key]
+                    cells[MISC] = "|".join([*others, f"{key}={values[index]}"])
             index += 1
-        filled.append("\t".join(columns))
-    return filled
-
-
-def add_misc(misc: str, key: str, value: str) -> str:
-    others = [part for part in misc.split("|") if part != "_" and part.partition("=")[0] != key]
-    return "|".join([*others, f"{key}={value}"])
+        filled.append("\t".join(cells))
+    return "\n".join([*filled, ""])
 
 
 # Korean morphemes

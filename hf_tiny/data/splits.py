@@ -1,53 +1,144 @@
-"""Data to train on, to evaluate on and to test with: where each part comes from, what is held out, how much of it is taken."""
+"""Data to train on, to evaluate on and to test with: where each split comes from, what is held out, how much is taken."""
 
 import logging
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
+from accelerate import PartialState
 
 from hf_tiny.arguments import flag
+from hf_tiny.data import sources
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
-Item = TypeVar("Item")
+
+
+class Labelled(Protocol):
+    """What is split: it knows where it comes from and which labels it has."""
+
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+
+Item = TypeVar("Item", bound=Labelled)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitArguments:
-    """Which data. With neither files nor a data set the built-in data is used."""
+    """Which data. With neither files nor a dataset, the built-in data is used."""
+
+    GROUP: ClassVar[str] = "data"
 
     train_file: list[str] | None = flag(None, "Files, folders or globs, each also .gz.")
-    validation_file: list[str] | None = flag(None, "The same to evaluate on; without it a part of it is held out.")
+    validation_file: list[str] | None = flag(
+        None, "The same to evaluate on. Without it, a part of the data is held out."
+    )
     test_file: list[str] | None = flag(None, "The same to evaluate the finished model on.")
-    dataset_name: str | None = flag(None, "A data set on the Hub, or a folder of one.")
-    dataset_config_name: str | None = flag(None, "Its configuration.")
-    validation_split_percentage: float = flag(10.0, "How much is held out when there is no validation data.")
-    max_train_samples: int | None = flag(None, "Train on this many examples, the same for every --seed.")
-    max_eval_samples: int | None = flag(None, "Evaluate on this many examples, the same for every --seed.")
+    dataset_name: str | None = flag(None, "A dataset on the Hub, or the folder of one.")
+    dataset_config_name: str | None = flag(None, "The configuration of the dataset.")
+    validation_split_percentage: float = flag(
+        10.0, "How much is held out when there is no validation data.", above=0, below=100
+    )
+    max_train_samples: int | None = flag(None, "Train on this many examples, the same for every --seed.", low=1)
+    max_eval_samples: int | None = flag(None, "Evaluate on this many examples, the same for every --seed.", low=1)
 
     @property
     def patterns(self) -> dict[str, list[str]]:
-        """What was given for each split."""
+        """The files that were given for each split."""
         given = {split: vars(self)[f"{split}_file"] for split in SPLITS}
         return {split: patterns for split, patterns in given.items() if patterns}
 
-    def name_of_data(self, builtin: str) -> str:
-        """As the model card names it."""
+    @property
+    def is_builtin(self) -> bool:
+        return not (self.train_file or self.dataset_name)
+
+    def data_name(self, builtin: str) -> str:
+        """As the model card names the data."""
         return ", ".join(self.train_file or [self.dataset_name or f"hf_tiny's built-in {builtin}"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextSplitArguments(SplitArguments):
+    """Data in text files."""
+
+    encoding_errors: str = flag(
+        "strict",
+        "Bytes that are not UTF-8: strict stops, replace counts and replaces them.",
+        choices=("strict", "replace"),
+    )
+
+
 def check(arguments: SplitArguments) -> None:
-    for name in ("max_train_samples", "max_eval_samples"):
-        if (limit := vars(arguments)[name]) is not None and limit < 1:
-            raise InputError(f"--{name} {limit}: it must be above 0.")
     if arguments.train_file and arguments.dataset_name:
         raise InputError("Give --train_file or --dataset_name, not both.")
-    if (arguments.validation_file or arguments.test_file) and not (arguments.train_file or arguments.dataset_name):
+    if (arguments.validation_file or arguments.test_file) and arguments.is_builtin:
         raise InputError("--validation_file and --test_file need --train_file or --dataset_name beside them.")
+
+
+def read_splits(
+    arguments: TextSplitArguments,
+    builtin_files: Callable[[], tuple[list[str], list[str]]],
+    from_files: Callable[[list[str], str, Counter], Iterable[Item]],
+    from_row: Callable[[str, str, dict], Item],
+    what: str,
+    *,
+    keep: Callable[[Item, Counter], bool] = lambda item, counts: True,
+    labels: Callable[[list[Item]], bool] = lambda items: False,
+    together: Callable[[Item], Hashable] | None = None,
+) -> dict[str, list[Item]]:
+    """The items of `train`, `validation` and, if there is one, `test`: from files, from the Hub, or built in.
+
+    from_files: reads the files, folders and globs of a flag; it may count what it skips or replaces.
+    from_row: makes an item of the suffix, place and columns of a row.
+    keep: whether an item is used; it may count what is not.
+    labels: whether the items, those to train on, have labels of which training needs at least one of each.
+    together: items for which it is the same are held out together, or not at all.
+    """
+    check(arguments)
+    counts, splits, given = Counter(), {}, arguments.patterns
+    with PartialState().local_main_process_first():  # the first process fills the cache for the others
+        if arguments.dataset_name:
+            rows = hub_rows(arguments.dataset_name, arguments.dataset_config_name)
+            splits = {split: [from_row(".jsonl", *row) for row in part] for split, part in rows.items()}
+        elif not arguments.train_file:
+            given["train"], given["validation"] = builtin_files()
+    for split, patterns in given.items():
+        splits[split] = list(from_files(patterns, f"--{split}_file", counts))
+    for split, items in splits.items():
+        splits[split] = [item for item in items if keep(item, counts)]
+        if not splits[split]:
+            place = ", ".join(given.get(split, [f"--dataset_name {arguments.dataset_name}"]))
+            purpose = "train" if split == "train" else "evaluate"
+            raise InputError(f"{place}: there are no {what} in it to {purpose} on.")
+    for problem, count in counts.items():
+        logger.warning(f"{count:,} {problem}")
+    every_label = labels(splits["train"])
+    return finish(splits, arguments, what, (lambda item: item.labels) if every_label else lambda item: (), together)
+
+
+def hub_rows(name: str, config: str | None) -> dict[str, list[tuple[str, dict]]]:
+    """The place and the columns of every row, by split. A test split whose labels are hidden is left out."""
+    splits = {}
+    for split, data in sources.load_hub(name, config).items():
+        names = sources.class_names(data.features)
+        rows = [sources.named(row, names) for row in data] if split in SPLITS else []
+        if split == "test" and rows and any(all(_hidden(row[column]) for row in rows) for column in names):
+            logger.warning(f"--dataset_name {name}: the labels of its test split are hidden. The split is left out.")
+        elif rows:
+            splits[split] = [(f"{name}, {split}, row {number}", row) for number, row in enumerate(rows, 1)]
+    return splits
+
+
+def _hidden(label: str | list | None) -> bool:
+    return label is None or label == [None] * len(label)
 
 
 def finish(
@@ -57,10 +148,9 @@ def finish(
     labels: Callable[[Item], tuple[str, ...]] = lambda item: (),
     together: Callable[[Item], Hashable] | None = None,
 ) -> dict[str, list[Item]]:
-    """The splits in order, with something held out when nothing was given for it, and no more than was asked for.
+    """The splits in order, with a part held out when there is no validation data, and at most as many items as allowed.
 
     labels: what training needs at least one of each of, if an item has some.
-    together: items for which it is the same are held out together, or not.
     """
     if "validation" not in splits:
         percentage = arguments.validation_split_percentage
@@ -76,26 +166,28 @@ def finish(
 
 
 def _hold_out(items: list[Item], percentage: float, labels: Callable, together: Callable | None) -> tuple[list, list]:
-    """Held out by chance, but the same for every seed: all runs are evaluated on the same. An item with a label that no
-    other has stays in training, where it can be learned."""
+    """Held out at random, but the same for every seed: all runs are evaluated on the same data. An item with a label that
+    no other has stays in training, where it can be learned."""
     keys = list(range(len(items))) if together is None else [together(item) for item in items]
     groups = list(dict.fromkeys(keys))
-    count = round(len(groups) * percentage / 100) if 0 < percentage < 100 else 0
+    count = round(len(groups) * percentage / 100)
     chosen = {groups[place] for place in np.random.default_rng(0).permutation(len(groups))[:count]}
     known = {label for key, item in zip(keys, items, strict=True) if key not in chosen for label in labels(item)}
     held_out = [key in chosen and known.issuperset(labels(item)) for key, item in zip(keys, items, strict=True)]
     if not 0 < sum(held_out) < len(items):
         raise InputError(
-            f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out "
-            f"{sum(held_out)}, and a run needs some to train on and some to evaluate on. Use another number, such as 10, or "
-            "give --validation_file."
+            f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out {sum(held_out)}, but "
+            "a run needs some to train on and some to evaluate on. Use another number, such as 10, or give "
+            "--validation_file."
         )
-    parts = ([item for item, out in zip(items, held_out, strict=True) if out == part] for part in (False, True))
-    return tuple(parts)
+    train, validation = (
+        [item for item, out in zip(items, held_out, strict=True) if out == part] for part in (False, True)
+    )
+    return train, validation
 
 
 def _sample(items: list[Item], limit: int | None, labels: Callable) -> list[Item]:
-    """A choice that is the same for every seed, in the order of the files; of each label at least one."""
+    """A choice that is the same for every seed, in the order of the files, with at least one item of each label."""
     if limit is None or limit >= len(items):
         return items
     seen, first, rest = set(), [], []
@@ -103,3 +195,34 @@ def _sample(items: list[Item], limit: int | None, labels: Callable) -> list[Item
         (rest if seen.issuperset(labels(items[index])) else first).append(index)
         seen.update(labels(items[index]))
     return [items[index] for index in sorted((first + rest)[:limit])]
+
+
+# Labels
+
+
+def find_labels(splits: dict[str, list[Item]], open_ended: bool = False) -> list[str]:
+    """The labels of the training data, in order. A label that only other splits have is a mistake, unless labels are open
+    ended, as tags that are joined from many features are: then it comes last, and is never predicted correctly."""
+    labels = _ordered({label for item in splits["train"] for label in item.labels})
+    if len(labels) < 2:
+        raise InputError(
+            f"The training data has {len(labels)} kind of label{''.join(f', {label!r}' for label in labels)}. There is "
+            "nothing to learn with fewer than 2. See --label_column or --tag_field."
+        )
+    known, unknown = set(labels), Counter()
+    for item in (item for split, items in splits.items() if split != "train" for item in items):
+        for label in item.labels:
+            if label not in known and not open_ended:
+                some = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
+                raise InputError(f"{item.place}: the label {label!r} is not in the training data. It has {some}.")
+            unknown[label] += label not in known
+    new = _ordered(+unknown)
+    if new:
+        logger.warning(f"{unknown.total():,} held-out labels, {len(new):,} different, are not in the training data")
+    return labels + new
+
+
+def _ordered(labels: Iterable[str]) -> list[str]:
+    """Whole numbers by value, else alphabetically."""
+    labels = sorted(labels)
+    return sorted(labels, key=int) if all(label.removeprefix("-").isdecimal() for label in labels) else labels

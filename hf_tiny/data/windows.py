@@ -1,7 +1,6 @@
 """Texts and sentences to windows of tokens, and windows to batches.
 
-Each feature is one window. A word belongs to exactly one of the windows that it is in, the one where it has the most
-context, so that every word is learned and scored once.
+Each feature is one window. A text or sentence that is longer than a window becomes several that overlap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,221 +10,161 @@ from itertools import accumulate, chain
 import numpy as np
 import tokenizers
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_tiny.data.collate import pad_right
-from hf_tiny.data.tagged import Sentence, TaggedArguments, Text
+from hf_tiny.arguments import flag
+from hf_tiny.data.batches import Batch, pad_right
+from hf_tiny.data.conllu import Sentence
+from hf_tiny.data.splits import TextSplitArguments
+from hf_tiny.errors import InputError
 
-IGNORED = -100  # What the losses of torch and transformers skip.
+IGNORED = -100  # what the losses of torch and transformers skip
+FILLERS = {"token_type_ids": 0, "word_spans": 0, "owned": False, "word": -1}  # what pads an array; others: IGNORED
 
 Feature = dict[str, np.ndarray | int | float]
-Batch = dict[str, Tensor | dict[str, Tensor]]
 
 
-def text_features(
-    texts: Sequence[Text],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str] | None,
-    arguments: TaggedArguments,
-) -> list[Feature]:
-    """input_ids, token_type_ids (if the model has them), label (a number to come near to when `labels` is None) and
-    example, the index of the text. All windows of a text have its label. Of a pair the longer text is cut into windows;
-    when both fill more than half of a window, both are, and their parts go together in order."""
-    coder = Coder(tokenizer, arguments)
-    numbers = {label: number for number, label in enumerate(labels or [])}
-    first = coder.encode_texts([text.text for text in texts])
-    second = coder.encode_texts([text.text_pair or "" for text in texts])
-    features = []
-    for example, text in enumerate(texts):
-        label = float(text.label) if labels is None else numbers[text.label]
-        if text.text_pair is None:
-            contents = ([part] for part in coder.parts(first[example], coder.single.room))
-        else:
-            contents = coder.pair_parts(first[example], second[example])
-        features += [{**coder.framed(content), "label": label, "example": example} for content in contents]
-    return features
+@dataclass(frozen=True, kw_only=True)
+class WindowArguments(TextSplitArguments):
+    """Which labelled data, and how long a window is."""
 
+    max_seq_length: int = flag(128, "Number of tokens in a window, special tokens included.", low=8)
+    doc_stride: int = flag(32, "Number of tokens that neighbouring windows of a long text share, at least.", low=0)
 
-def tag_features(
-    sentences: Sequence[Sentence],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str],
-    arguments: TaggedArguments,
-) -> list[Feature]:
-    """input_ids, token_type_ids, and of each token: labels, the tag if it is the first of a word that belongs to the
-    window, and word, the index of that word in the sentence, else -1; example, the index of the sentence. A window
-    without any tag is left out."""
-    coder = Coder(tokenizer, arguments)
-    numbers = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
-    features = []
-    for example, window in coder.word_windows(sentences):
-        tags = np.array([numbers[tag] for tag in sentences[example].tags[window.start : window.stop]])
-        tags[~window.owned] = IGNORED
-        feature = coder.framed([list(chain.from_iterable(window.ids))])
-        size, firsts = len(feature["input_ids"]), window.spans[:, 0]
-        feature["labels"], feature["word"] = np.full(size, IGNORED), np.full(size, -1)
-        feature["labels"][firsts] = tags
-        feature["word"][firsts] = np.where(window.owned, np.arange(window.start, window.stop), -1)
-        if (tags != IGNORED).any():
-            features.append({**feature, "example": example})
-    return features
-
-
-def link_features(
-    sentences: Sequence[Sentence],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str],
-    arguments: TaggedArguments,
-) -> list[Feature]:
-    """input_ids, token_type_ids, and of each of the W words of the window: word_spans (W, 2), its first token and the
-    one after its last; owned; gold_heads and gold_labels, -100 if it is not owned or not scored, with heads counted in
-    the sentence; heads and labels, to learn from: counted in the window, and -100 also if the head is outside of it.
-    first_word is the index of the first of them in the sentence, example that of the sentence. A window in which
-    nothing is scored is left out."""
-    coder = Coder(tokenizer, arguments)
-    numbers = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
-    features = []
-    for example, window in coder.word_windows(sentences):
-        words = slice(window.start, window.stop)
-        sentence = sentences[example]
-        gold_heads = np.array([IGNORED if head is None else head for head in sentence.heads[words]])
-        gold_labels = np.array([numbers[relation] for relation in sentence.relations[words]])
-        gold_heads[~window.owned] = gold_labels[~window.owned] = IGNORED
-        outside = (gold_heads != 0) & ((gold_heads <= window.start) | (gold_heads > window.stop))
-        if (gold_heads != IGNORED).any():
-            features.append(
-                {
-                    **coder.framed([list(chain.from_iterable(window.ids))]),
-                    "word_spans": window.spans,
-                    "heads": np.where(outside, IGNORED, np.where(gold_heads == 0, 0, gold_heads - window.start)),
-                    "labels": np.where(outside, IGNORED, gold_labels),
-                    "gold_heads": gold_heads,
-                    "gold_labels": gold_labels,
-                    "owned": window.owned,
-                    "first_word": window.start,
-                    "example": example,
-                }
+    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> "WindowEncoder":
+        if self.doc_stride > self.max_seq_length // 2:
+            raise InputError(
+                f"--doc_stride {self.doc_stride}: windows of --max_seq_length {self.max_seq_length} can share 0 to "
+                f"{self.max_seq_length // 2} tokens."
             )
-    return features
+        return WindowEncoder(tokenizer, self.max_seq_length, self.doc_stride)
+
+
+def plain_tokenizer(content: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a tokenizer.json that neither cuts nor pads, and takes "[SEP]" in a text for text."""
+    backend = tokenizers.Tokenizer.from_str(content)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
 
 
 @dataclass(frozen=True)
 class Window:
-    """Words [start, stop) of a sentence: the tokens of each, where they are among those of the window, and which of the
-    words belong to this window."""
+    """Words [start, stop) of a sentence.
+
+    feature: the tokens, framed by the special tokens.
+    spans: the first token of each word, and the one after its last.
+    owned: whether each word belongs to this window. A word belongs to exactly one of the windows that it is in, the one
+        where it has the most context, so that every word is learned and scored once.
+    """
 
     start: int
     stop: int
-    ids: list[list[int]]
+    feature: Feature
     spans: np.ndarray
     owned: np.ndarray
 
-
-class Frame:
-    """What a tokenizer puts around and between texts, found by trying it."""
-
-    def __init__(self, encoding: tokenizers.Encoding, length: int):
-        # Each special token by itself, and each text as one place, whatever number of tokens the trial had.
-        self.places = []
-        for sequence, token, kind in zip(encoding.sequence_ids, encoding.ids, encoding.type_ids, strict=True):
-            if sequence is None or not self.places or self.places[-1][0] != sequence:
-                self.places.append((sequence, [token], kind))
-        specials = [place for place, (sequence, *_) in enumerate(self.places) if sequence is None]
-        self.before = next(place for place, (sequence, *_) in enumerate(self.places) if sequence is not None)
-        self.room = length - len(specials)
-
-    def around(self, contents: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids and token type ids."""
-        ids, kinds = [], []
-        for sequence, special, kind in self.places:
-            part = special if sequence is None else contents[sequence]
-            ids += part
-            kinds += [kind] * len(part)
-        return np.array(ids, dtype=np.int64), np.array(kinds, dtype=np.int64)
+    def own(self, values: Sequence[int]) -> np.ndarray:
+        """Of values for each word of the sentence, those of this window's own words, and IGNORED for the others."""
+        return np.where(self.owned, np.array(values[self.start : self.stop], dtype=np.int64), IGNORED)
 
 
-class Coder:
-    """A tokenizer and the sizes of windows."""
+class WindowEncoder:
+    """A tokenizer and the size of windows."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: TaggedArguments):
-        self.backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self.backend.no_truncation()
-        self.backend.no_padding()
-        self.backend.encode_special_tokens = True  # "[SEP]" in the text is text.
-        self.single = Frame(self.backend.encode("a"), arguments.max_seq_length)
-        self.pair = Frame(self.backend.encode("a", "a"), arguments.max_seq_length)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int = 0):
+        self.backend = plain_tokenizer(tokenizer.backend_tokenizer.to_str())
+        self.max_length, self.stride = max_length, stride
         self.token_types = "token_type_ids" in tokenizer.model_input_names
         self.nothing = [tokenizer.pad_token_id if tokenizer.unk_token_id is None else tokenizer.unk_token_id]
-        self.stride = arguments.doc_stride
+        token = self.backend.encode("a", add_special_tokens=False)
+        token.truncate(1)
+        # What the special tokens around a text, or a pair of texts, are: each text is one token here.
+        self.frames = (self.backend.post_process(token), self.backend.post_process(token, token))
+        self.before = self.frames[0].special_tokens_mask.index(0)
+        self.room = max_length - len(self.frames[0].ids) + 1
         # Byte-level tokenizers keep the space before a word; the words of a list have none unless it is put there.
         joined = self.backend.encode("a a", add_special_tokens=False).ids
         spaced = self.backend.encode(["a", " a"], is_pretokenized=True, add_special_tokens=False).ids
         apart = self.backend.encode(["a", "a"], is_pretokenized=True, add_special_tokens=False).ids
         self.space = " " if spaced == joined != apart else ""
 
-    def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+    def framed(self, *texts: Sequence[int]) -> Feature:
+        """The tokens of a text, or of two, between the special tokens."""
+        frame, parts = self.frames[len(texts) - 1], iter(texts)
+        ids, kinds = [], []
+        for special, token, kind in zip(frame.special_tokens_mask, frame.ids, frame.type_ids, strict=True):
+            part = [token] if special else next(parts)
+            ids += part
+            kinds += [kind] * len(part)
+        arrays = {"input_ids": np.array(ids, dtype=np.int64), "token_type_ids": np.array(kinds, dtype=np.int64)}
+        return arrays if self.token_types else {"input_ids": arrays["input_ids"]}
 
-    def framed(self, contents: Sequence[Sequence[int]]) -> Feature:
-        ids, kinds = (self.single if len(contents) == 1 else self.pair).around(contents)
-        return {"input_ids": ids, "token_type_ids": kinds} if self.token_types else {"input_ids": ids}
+    # Texts
 
-    def parts(self, ids: list[int], room: int) -> Iterator[list[int]]:
-        """Evenly spread parts of `room` tokens, of which neighbours share the stride or more."""
-        if len(ids) <= room:
-            yield ids
-            return
-        stride = min(self.stride, room // 2)
-        steps = -(-(len(ids) - room) // (room - stride))
-        for step in range(steps + 1):
-            start = step * (len(ids) - room) // steps
-            yield ids[start : start + room]
+    def texts(self, texts: Sequence[str], pairs: Sequence[str | None]) -> Iterator[list[Feature]]:
+        """The windows of each text, or of each pair of texts."""
+        encode = self.backend.encode_batch_fast
+        first = encode(list(texts), add_special_tokens=False)
+        second = encode([pair or "" for pair in pairs], add_special_tokens=False)
+        for one, other, pair in zip(first, second, pairs, strict=True):
+            windows = [(part,) for part in self.cut(one, self.room)] if pair is None else self.pair_windows(one, other)
+            yield [self.framed(*window) for window in windows]
 
-    def pair_parts(self, first: list[int], second: list[int]) -> Iterator[list[list[int]]]:
-        room = self.pair.room
-        half = room // 2
-        if min(len(first), len(second)) > half:
-            sides = [list(self.parts(side, half)) for side in (first, second)]
-            count = max(map(len, sides))
-            yield from ([side[number * len(side) // count] for side in sides] for number in range(count))
+    def cut(self, encoding: tokenizers.Encoding, room: int) -> list[list[int]]:
+        encoding.truncate(room, stride=min(self.stride, room // 2))
+        return [part.ids for part in (encoding, *encoding.overflowing)]
+
+    def pair_windows(self, first: tokenizers.Encoding, second: tokenizers.Encoding) -> Iterator[list[list[int]]]:
+        """The longer text is cut into windows. When both fill more than half of a window, both are cut, and their parts go
+        together in order."""
+        room = self.max_length - len(self.frames[1].ids) + 2
+        if min(len(first), len(second)) > room // 2:
+            rooms = (room // 2, room // 2)
         elif len(first) >= len(second):
-            yield from ([part, second] for part in self.parts(first, room - len(second)))
+            rooms = (room - len(second), room)
         else:
-            yield from ([first, part] for part in self.parts(second, room - len(first)))
+            rooms = (room, room - len(first))
+        parts = [self.cut(side, limit) for side, limit in zip((first, second), rooms, strict=True)]
+        count = max(map(len, parts))
+        return ([part[number * len(part) // count] for part in parts] for number in range(count))
 
-    def word_windows(self, sentences: Sequence[Sentence]) -> Iterator[tuple[int, Window]]:
-        """The windows of each sentence with its index; a sentence without words has none."""
-        for example, words in enumerate(self._encode_words(sentences)):
+    # Words
+
+    def words(self, sentences: Sequence[Sentence]) -> Iterator[tuple[int, Window]]:
+        """The windows of each sentence with its index. A sentence without words has none. These are cut by hand, since
+        `tokenizers` would also cut within words, and does not say in which window a word has the most context."""
+        for example, words in enumerate(self.word_ids(sentences)):
             stride = self.stride
-            if sum(map(len, words)) > self.single.room:
+            if sum(map(len, words)) > self.room:
                 # A word is cut where it would fill a window: two words and what windows share must fit into one.
-                longest = max(1, (self.single.room - stride) // 2)
-                stride = min(stride, self.single.room - 2 * longest)
+                longest = max(1, (self.room - stride) // 2)
+                stride = min(stride, self.room - 2 * longest)
                 words = [word[:longest] for word in words]
             ends = np.array([0, *accumulate(map(len, words))])
-            starts_and_stops = _cut(ends, self.single.room, stride)
-            owners = _owners(ends, starts_and_stops)
-            for number, (start, stop) in enumerate(starts_and_stops):
+            bounds = _cut(ends, self.room, stride)
+            owners = _owners(ends, bounds)
+            for number, (start, stop) in enumerate(bounds):
                 spans = np.stack([ends[start:stop], ends[start + 1 : stop + 1]], axis=1) - ends[start]
-                owned = owners[start:stop] == number
-                yield example, Window(start, stop, words[start:stop], spans + self.single.before, owned)
+                feature = self.framed(list(chain.from_iterable(words[start:stop])))
+                yield example, Window(start, stop, feature, spans + self.before, owners[start:stop] == number)
 
-    def _encode_words(self, sentences: Sequence[Sentence]) -> Iterator[list[list[int]]]:
+    def word_ids(self, sentences: Sequence[Sentence]) -> Iterator[list[list[int]]]:
         """The tokens of each word. A word is tokenized by itself, so each different one is tokenized once."""
-        keys = [self._keys(sentence) for sentence in sentences]
+        keys = [self.keys(sentence) for sentence in sentences]
         different = list(dict.fromkeys(key for sentence in keys for key in sentence))
         encodings = self.backend.encode_batch_fast(
             [[text] for text, _ in different], is_pretokenized=True, add_special_tokens=False
         )
         ids = {key: encoding.ids or self.nothing for key, encoding in zip(different, encodings, strict=True)}
         for text, inner in different:
-            piece = self.backend.token_to_id(f"##{self._normal(text)}") if inner else None
+            piece = self.backend.token_to_id(f"##{self.normalized(text)}") if inner else None
             if piece is not None:
                 ids[text, inner] = [piece]
         return ([ids[key] for key in sentence] for sentence in keys)
 
-    def _keys(self, sentence: Sentence) -> list[tuple[str, bool]]:
+    def keys(self, sentence: Sentence) -> list[tuple[str, bool]]:
         """What to tokenize, and whether it is a character inside of a word."""
         inner = [False] * len(sentence.words)
         if sentence.word_of is not None:
@@ -233,7 +172,7 @@ class Coder:
         spaces = [self.space if index and not inside else "" for index, inside in enumerate(inner)]
         return [(space + word, inside) for space, word, inside in zip(spaces, sentence.words, inner, strict=True)]
 
-    def _normal(self, text: str) -> str:
+    def normalized(self, text: str) -> str:
         return text if self.backend.normalizer is None else self.backend.normalizer.normalize_str(text)
 
 
@@ -261,66 +200,28 @@ def _owners(ends: np.ndarray, windows: list[tuple[int, int]]) -> np.ndarray:
     return owners
 
 
-# Batches: what the model gets, and under `about` what it does not
-
-
 @dataclass(frozen=True)
-class CollateTexts:
+class CollateWindows:
+    """Features to a batch: arrays are padded on the right, numbers are stacked. What is not for the model stands under
+    `about`. The loss is divided by the number of labels."""
+
     pad_token_id: int
+    about: tuple[str, ...] = ("example",)
 
-    def __call__(self, rows: Sequence[Feature]) -> Batch:
-        labels = torch.from_numpy(np.array([row["label"] for row in rows]))
-        labels = labels.float() if labels.is_floating_point() else labels
-        about = {"example": _numbers(rows, "example")}
-        return {**_tokens(rows, self.pad_token_id, len(rows)), "labels": labels, "about": about}
-
-
-@dataclass(frozen=True)
-class CollateTags:
-    pad_token_id: int
-
-    def __call__(self, rows: Sequence[Feature]) -> Batch:
-        labels = _padded(rows, "labels", IGNORED)
-        about = {"example": _numbers(rows, "example"), "word": _padded(rows, "word", -1)}
-        items = int((labels != IGNORED).sum())
-        return {**_tokens(rows, self.pad_token_id, items), "labels": labels, "about": about}
-
-
-@dataclass(frozen=True)
-class CollateLinks:
-    pad_token_id: int
-
-    def __call__(self, rows: Sequence[Feature]) -> Batch:
-        heads = _padded(rows, "heads", IGNORED)
-        about = {
-            "example": _numbers(rows, "example"),
-            "first_word": _numbers(rows, "first_word"),
-            "num_words": torch.tensor([len(row["heads"]) for row in rows]),
-            "owned": _padded(rows, "owned", False),
-            "gold_heads": _padded(rows, "gold_heads", IGNORED),
-            "gold_labels": _padded(rows, "gold_labels", IGNORED),
-        }
+    def __call__(self, features: Sequence[Feature]) -> Batch:
+        sizes = torch.tensor([len(feature["input_ids"]) for feature in features])
+        columns = {name: self.column(name, [feature[name] for feature in features]) for name in features[0]}
+        labels = columns["labels"]
+        items = len(labels) if labels.is_floating_point() else int(labels.ne(IGNORED).sum())
         return {
-            **_tokens(rows, self.pad_token_id, int((heads != IGNORED).sum())),
-            "word_spans": _padded(rows, "word_spans", 0),
-            "heads": heads,
-            "labels": _padded(rows, "labels", IGNORED),
-            "about": about,
+            **{name: column for name, column in columns.items() if name not in self.about},
+            "attention_mask": (torch.arange(int(sizes.max())) < sizes[:, None]).long(),
+            "about": {name: columns[name] for name in self.about},
+            "num_items_in_batch": torch.tensor([items, int(sizes.sum())]),
         }
 
-
-def _tokens(rows: Sequence[Feature], pad_token_id: int, items: int) -> dict[str, Tensor]:
-    sizes = torch.tensor([len(row["input_ids"]) for row in rows])
-    mask = (torch.arange(int(sizes.max())) < sizes[:, None]).long()
-    batch = {"input_ids": _padded(rows, "input_ids", pad_token_id), "attention_mask": mask}
-    if "token_type_ids" in rows[0]:
-        batch["token_type_ids"] = _padded(rows, "token_type_ids", 0)
-    return {**batch, "num_items_in_batch": torch.tensor([items, int(sizes.sum())])}
-
-
-def _padded(rows: Sequence[Feature], name: str, value: int) -> Tensor:
-    return pad_right([row[name] for row in rows], value)
-
-
-def _numbers(rows: Sequence[Feature], name: str) -> Tensor:
-    return torch.tensor([row[name] for row in rows])
+    def column(self, name: str, values: list) -> torch.Tensor:
+        if np.ndim(values[0]) == 0:
+            column = torch.from_numpy(np.array(values))
+            return column.float() if column.is_floating_point() else column
+        return pad_right(values, self.pad_token_id if name == "input_ids" else FILLERS.get(name, IGNORED))

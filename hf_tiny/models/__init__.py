@@ -1,4 +1,4 @@
-"""The one table of models. A new model is one file in this folder and its rows here."""
+"""The tables of models and of their sizes. A new model is one file in this folder and its rows here."""
 
 from collections.abc import Iterator
 
@@ -35,12 +35,7 @@ from .reformer import (
     HfTinyReformerModel,
 )
 from .seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration, HfTinySeq2SeqModel
-from .vit import (
-    HfTinyViTConfig,
-    HfTinyViTForImageClassification,
-    HfTinyViTForMaskedImageModeling,
-    HfTinyViTModel,
-)
+from .vit import HfTinyViTConfig, HfTinyViTForImageClassification, HfTinyViTForMaskedImageModeling, HfTinyViTModel
 
 AUTO_CLASSES = {
     HfTinyElectraConfig: {
@@ -50,10 +45,7 @@ AUTO_CLASSES = {
         AutoModelForSequenceClassification: HfTinyElectraForSequenceClassification,
         AutoModelForTokenClassification: HfTinyElectraForTokenClassification,
     },
-    HfTinySeq2SeqConfig: {
-        AutoModel: HfTinySeq2SeqModel,
-        AutoModelForSeq2SeqLM: HfTinySeq2SeqForConditionalGeneration,
-    },
+    HfTinySeq2SeqConfig: {AutoModel: HfTinySeq2SeqModel, AutoModelForSeq2SeqLM: HfTinySeq2SeqForConditionalGeneration},
     HfTinyReformerConfig: {
         AutoModel: HfTinyReformerModel,
         AutoModelForCausalLM: HfTinyReformerForCausalLM,
@@ -69,6 +61,54 @@ AUTO_CLASSES = {
         AutoModelForImageClassification: HfTinyViTForImageClassification,
     },
 }
+
+
+def widths(size: int, head_size: int = 64, side: str = "") -> dict[str, int]:
+    """The fields of a Transformer that is `size` wide, with a feed-forward layer of 4 times that."""
+    return {
+        f"{side}hidden_size": size,
+        f"{side}num_attention_heads": size // head_size,
+        f"{side}intermediate_size": 4 * size,
+    }
+
+
+def vit_sizes(size: int, decoder_size: int, decoder_layers: int) -> dict[str, int]:
+    """A ViT of 12 layers with MAE's decoder."""
+    decoder = {**widths(decoder_size, 32, "decoder_"), "decoder_num_hidden_layers": decoder_layers}
+    return {**widths(size), "num_hidden_layers": 12, **decoder}
+
+
+SMALL_IMAGES = {**widths(96, 24), **widths(64, 16, "decoder_"), "num_hidden_layers": 4, "initializer_range": 0.08,
+                "pooling": "mean"}  # fmt: skip
+# The config fields of each size: those of the papers, and tiny ones for a few minutes on a laptop.
+SIZES: dict[type, dict[str, dict]] = {
+    HfTinyElectraConfig: {
+        "tiny": {**widths(128), "embedding_size": 128, "num_hidden_layers": 4, "generator_size": 9 / 32,
+                 "position_embedding_type": "rotary", "norm_first": True, "initializer_range": 0.1,
+                 "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        "small": {**widths(256), "embedding_size": 128, "num_hidden_layers": 12, "generator_size": 1 / 4},
+        "base": {**widths(768), "embedding_size": 768, "num_hidden_layers": 12, "generator_size": 1 / 3},
+        "large": {**widths(1024), "embedding_size": 1024, "num_hidden_layers": 24, "generator_size": 1 / 4},
+    },
+    HfTinySeq2SeqConfig: {
+        "tiny": {**widths(128, 32), "intermediate_size": 256, "encoder_layers": 4, "norm_first": True},
+        "base": {**widths(512), "encoder_layers": 6},
+        "big": {**widths(1024), "encoder_layers": 6},
+    },
+    HfTinyReformerConfig: {  # half of the width is a stream's; the paper's is for enwik8
+        "tiny": {**widths(256), "intermediate_size": 512, "attn_layers": ["local", "lsh"] * 2, "num_hashes": 2,
+                 "position_embedding_type": "rotary", "initializer_range": 0.05, "hidden_dropout_prob": 0.0},
+        "base": {**widths(2048, 256), "intermediate_size": 4096, "attn_layers": ["local", "lsh"] * 6, "num_hashes": 4,
+                 "position_embedding_type": "rotary", "hidden_dropout_prob": 0.1},
+    },
+    HfTinyViTConfig: {  # two for small images; DeiT's tiny and small, ViT's base
+        "tiny": {**SMALL_IMAGES, "decoder_num_hidden_layers": 1},
+        "mini": {**SMALL_IMAGES, "decoder_num_hidden_layers": 2},
+        "ti": vit_sizes(192, 128, 2),
+        "small": vit_sizes(384, 256, 4),
+        "base": vit_sizes(768, 512, 8),
+    },
+}  # fmt: skip
 
 
 def model_classes() -> Iterator[tuple[type, type, type]]:

@@ -18,7 +18,7 @@ FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 
 @dataclass
-class Reach:
+class Visibility:
     """Which tokens see which, in each round. Places are padded to whole chunks; one more place is nowhere.
 
     order (rounds, batch or 1, heads or 1, chunks, chunk): the places, sorted, with a chunk before them that the first one
@@ -61,7 +61,7 @@ class Reach:
         """The order of a round without what is before and behind it."""
         return self.order[index][:, :, 1 : self.order.shape[3] + 2 - self.width]
 
-    def of_heads(self, some: slice) -> "Reach":
+    def of_heads(self, some: slice) -> "Visibility":
         """What these heads see."""
         if self.order.shape[2] == 1:
             return self
@@ -97,7 +97,7 @@ class Reach:
 
 
 def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """`order` and ranks (like `at`) of a `Reach`: tokens (rounds, batch, heads or 1, length) by bucket, then by place."""
+    """`order` and ranks (like `at`) of a `Visibility`: tokens (rounds, batch, heads or 1, length) by bucket, then by place."""
     length, size = real.shape[-1], -(-real.shape[-1] // chunk) * chunk
     real = F.pad(real, (0, size - length))[:, None]  # (batch, 1, places)
     places = torch.arange(size, device=real.device)
@@ -175,17 +175,17 @@ class ChunkedAttention(torch.autograd.Function):
     is what the paper's division by the number of its meetings comes to. Tensors are (batch, length, heads, size)."""
 
     @staticmethod
-    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, rate: float) -> Tensor:
-        heads, width = (query.shape[0], query.shape[2]), reach.width
-        ctx.reach, ctx.rounds, y, total = reach, [], None, None
-        for index, order in enumerate(reach.order):
-            own, factor = reach.chunks(index), None
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, seen: Visibility, alone: bool, rate: float) -> Tensor:
+        heads, width = (query.shape[0], query.shape[2]), seen.width
+        ctx.seen, ctx.rounds, y, total = seen, [], None, None
+        for index, order in enumerate(seen.order):
+            own, factor = seen.chunks(index), None
             alone = None if not alone else UNSEEN if index else ALONE
             if rate:
                 chunks, chunk = own.shape[2:]
                 factor = dropout_factor(query.new_empty(heads[0] * heads[1], chunks, chunk, width * chunk), rate)
             found = (windows(query, own), windows(key, order, width), windows(value, order, width))
-            new, new_total = attend(*found, reach.bias(index, alone, heads), factor)
+            new, new_total = attend(*found, seen.bias(index, alone, heads), factor)
             del found
             inverse = own.flatten(2).argsort(-1)[..., : query.shape[1]].expand(*heads, -1)
             new, new_total = (unsort(x.unflatten(0, heads), inverse).float() for x in (new, new_total[..., None]))
@@ -204,30 +204,30 @@ class ChunkedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, y, total = ctx.saved_tensors
-        reach, width, grads = ctx.reach, ctx.reach.width, None
-        for index, (order, (alone, factor, inverse)) in enumerate(zip(reach.order, ctx.rounds, strict=True)):
-            heads, own = inverse.shape[:2], reach.chunks(index)
+        seen, width, grads = ctx.seen, ctx.seen.width, None
+        for index, (order, (alone, factor, inverse)) in enumerate(zip(seen.order, ctx.rounds, strict=True)):
+            heads, own = inverse.shape[:2], seen.chunks(index)
             found = (windows(query, own), windows(key, order, width), windows(value, order, width))
             whole = (windows(y, own), windows(total, own).squeeze(-1))
-            new = attend_backward(windows(grad, own), *found, reach.bias(index, alone, heads), factor, *whole)
+            new = attend_backward(windows(grad, own), *found, seen.bias(index, alone, heads), factor, *whole)
             del found, whole
             own_grad, others = unsort(new[0].unflatten(0, heads), inverse), new[1:]
-            new = (own_grad, *(reach.put_back(part, index, inverse) for part in others))
+            new = (own_grad, *(seen.put_back(part, index, inverse) for part in others))
             grads = [one.add_(other) for one, other in zip(grads, new, strict=True)] if index else new
         return *grads, None, None, None
 
 
-def chunked_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach, alone: bool, rate: float) -> Tensor:
+def chunked_attention(query: Tensor, key: Tensor, value: Tensor, seen: Visibility, alone: bool, rate: float) -> Tensor:
     """`ChunkedAttention` of (batch, heads, length, size).
 
     alone: a token sees itself only where it sees nothing else.
     rate: of dropout.
     """
-    scores, heads = query.shape[0] * query.shape[2] * reach.width * reach.order.shape[4], query.shape[1]
+    scores, heads = query.shape[0] * query.shape[2] * seen.width * seen.order.shape[4], query.shape[1]
     step = max(1, AT_ONCE // scores) if query.device.type == "cpu" else heads
     parts = zip(*(x.transpose(1, 2).split(step, dim=2) for x in (query, key, value)), strict=True)
-    reaches = (reach.of_heads(slice(start, start + step)) for start in range(0, heads, step))
-    y = [ChunkedAttention.apply(*part, one, alone, rate) for part, one in zip(parts, reaches, strict=True)]
+    seen_parts = (seen.of_heads(slice(start, start + step)) for start in range(0, heads, step))
+    y = [ChunkedAttention.apply(*part, one, alone, rate) for part, one in zip(parts, seen_parts, strict=True)]
     return torch.cat(y, dim=2).transpose(1, 2)
 
 

@@ -15,24 +15,30 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .heads import POOLING, SequenceClassification, TokenClassification
+from .heads import (
+    Count,
+    EncoderConfig,
+    EncoderHead,
+    SequenceClassification,
+    TokenClassification,
+    read_counts,
+    token_loss,
+)
 from .layers import (
     Dropout,
     EncoderBlock,
-    HfTinyConfig,
+    HfTinyPreTrainedModel,
     SelfAttention,
     binary_cross_entropy,
     cross_entropy,
+    embed,
     rotary_angles,
     sample_inverse_cdf,
 )
 
-SHARING = ("none", "embeddings", "all")
-POSITIONS = ("absolute", "rotary")
-
 
 @strict
-class HfTinyElectraConfig(HfTinyConfig):
+class HfTinyElectraConfig(EncoderConfig):
     """Sizes of the discriminator; the generator is `generator_size` times as wide and has the same depth.
 
     sharing: what generator and discriminator have in common: "none", "embeddings" (word, position and type
@@ -40,11 +46,10 @@ class HfTinyElectraConfig(HfTinyConfig):
     position_embedding_type: "absolute" (learned, as in the paper) or "rotary".
     norm_first: LayerNorm before each layer instead of after the residual sum.
     discriminator_weight: λ of the paper's equation 3.
-    classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls", as in the paper).
-    classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
     """
 
     model_type = "hf_tiny_electra"
+    choices = {"sharing": ("none", "embeddings", "all"), "position_embedding_type": ("absolute", "rotary")}
 
     vocab_size: int = 30522
     embedding_size: int = 128
@@ -60,30 +65,16 @@ class HfTinyElectraConfig(HfTinyConfig):
     rope_theta: float | int = 10_000.0
     type_vocab_size: int = 2
     norm_first: bool = False
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
-    tie_word_embeddings: bool = True
     sharing: str = "embeddings"
     generator_size: float | int = 0.25
     discriminator_weight: float | int = 50.0
-    classifier_pooling: str = "mean"
-    classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         self.tie_word_embeddings = True  # always; PEFT notes False when it merges into a model with sharing "none"
-        if self.sharing not in SHARING:
-            raise ValueError(f"sharing={self.sharing!r}: choose one of {', '.join(SHARING)}.")
-        if self.position_embedding_type not in POSITIONS:
-            raise ValueError(f"position_embedding_type={self.position_embedding_type!r}: choose one of {POSITIONS}.")
-        if self.classifier_pooling not in POOLING:
-            raise ValueError(f"classifier_pooling={self.classifier_pooling!r}: choose one of {POOLING}.")
-        if self.sharing == "all" and self.generator_size != 1:
-            raise ValueError(
-                f'sharing="all" needs a generator of the discriminator\'s size, but generator_size={self.generator_size}: '
-                'set generator_size=1, or share "embeddings" only.'
-            )
+        if self.sharing == "all":
+            advice = 'a generator that shares "all" has the discriminator\'s size: give 1, or share "embeddings" only.'
+            self.require("generator_size", self.generator_size == 1, advice)
         for scale in (1, self.generator_size):
             hidden_size, num_heads, _ = self.sizes(scale)
             if hidden_size % num_heads or hidden_size // num_heads % 2:
@@ -134,14 +125,17 @@ class ElectraEmbeddings(nn.Module):
         self,
         input_ids: Tensor | None,
         token_type_ids: Tensor | None,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
-    ) -> Tensor:
-        x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+    ) -> tuple[Tensor, Tensor]:
+        """Also the positions, counted from 0 unless they are given."""
+        x = embed(self.word_embeddings, input_ids, inputs_embeds)
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1], device=x.device)[None]
         if self.learned_positions:
             x = x + self.position_embeddings(position_ids)
         x = x + self.token_type_embeddings(position_ids.new_zeros(1) if token_type_ids is None else token_type_ids)
-        return self.dropout(self.norm(x))
+        return self.dropout(self.norm(x)), position_ids
 
 
 class ElectraEncoder(nn.Module):
@@ -170,36 +164,13 @@ class ElectraEncoder(nn.Module):
         return self.norm(x)
 
 
-class HfTinyElectraPreTrainedModel(PreTrainedModel):
+class HfTinyElectraPreTrainedModel(HfTinyPreTrainedModel):
     config: HfTinyElectraConfig
     base_model_prefix = "electra"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
+    _input_embed_layer = "word_embeddings"
     _no_split_modules = ["ElectraEmbeddings", "EncoderBlock"]
     _can_record_outputs = {"hidden_states": EncoderBlock, "attentions": SelfAttention}
     _keys_to_ignore_on_load_unexpected = [r"^generator", r"^discriminator", r"^objective"]  # of a joint checkpoint
-
-    @staticmethod
-    def encode(
-        embeddings: ElectraEmbeddings,
-        encoder: ElectraEncoder,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs,
-    ) -> Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        if position_ids is None:
-            position_ids = torch.arange(given.shape[1], device=given.device)[None]
-        x = embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
-        return encoder(x, attention_mask, position_ids, **kwargs)
 
 
 class HfTinyElectraModel(HfTinyElectraPreTrainedModel):
@@ -211,12 +182,6 @@ class HfTinyElectraModel(HfTinyElectraPreTrainedModel):
         self.encoder = ElectraEncoder(config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding):
-        self.embeddings.word_embeddings = value
-
     @capture_outputs
     def forward(
         self,
@@ -227,17 +192,8 @@ class HfTinyElectraModel(HfTinyElectraPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutput:
-        x = self.encode(
-            self.embeddings,
-            self.encoder,
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            **kwargs,
-        )
-        return BaseModelOutput(last_hidden_state=x)
+        x, position_ids = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        return BaseModelOutput(self.encoder(x, attention_mask, position_ids, **kwargs))
 
 
 class GeneratorHead(nn.Module):
@@ -253,10 +209,11 @@ class GeneratorHead(nn.Module):
         return self.norm(self.activation(self.dense(x)))
 
 
-class HfTinyElectraForMaskedLM(HfTinyElectraPreTrainedModel):
+class HfTinyElectraForMaskedLM(EncoderHead, HfTinyElectraPreTrainedModel):
     """The generator. What it shares with the discriminator stays under the name `electra`, so that a joint checkpoint
     holds every weight once and loads into each class without renaming."""
 
+    output_class = MaskedLMOutput
     _keys_to_ignore_on_load_unexpected = [r"^electra", r"^discriminator", r"^objective"]
 
     def __init__(self, config: HfTinyElectraConfig):
@@ -296,103 +253,114 @@ class HfTinyElectraForMaskedLM(HfTinyElectraPreTrainedModel):
         return (self.electra if self.config.sharing == "all" else self.generator).encoder
 
     @capture_outputs
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> MaskedLMOutput:
-        x = self.encode(
-            self.generator_embeddings,
-            self.generator_encoder,
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            **kwargs,
-        )
+    def encode(self, *inputs: Tensor | None, **kwargs) -> BaseModelOutput:
+        return BaseModelOutput(self.run_generator(*inputs, **kwargs))
+
+    def run_generator(
+        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, inputs_embeds=None, **kwargs
+    ) -> Tensor:
+        x, position_ids = self.generator_embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        return self.generator_encoder(x, attention_mask, position_ids, **kwargs)
+
+    def predict(self, x, attention_mask, labels, num_items_in_batch):
         logits = self.generator_lm_head(self.generator_head(x))
-        loss = None
-        if labels is not None:
-            count = labels.ne(-100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), count)
-        return MaskedLMOutput(loss=loss, logits=logits)
+        return None if labels is None else token_loss(logits, labels, num_items_in_batch), logits
+
+
+@dataclass
+class JointStep:
+    """What a step of generator and discriminator has computed.
+
+    masked, original, replaced, valid (batch, length): which tokens are masked, what they were, which ones the generator
+        replaced by others, and which are not padding (all when None).
+    mlm_...: of the generator, at the masked positions only; sampled (masked,): what it put there.
+    states (batch, length, hidden), logits (batch, length): of the discriminator.
+    counts: of the masked positions and of the tokens that losses are divided by.
+    """
+
+    masked: Tensor
+    original: Tensor
+    valid: Tensor | None
+    counts: Tensor
+    mlm_labels: Tensor
+    mlm_states: Tensor | None = None
+    mlm_logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    sampled: Tensor | None = None
+    replaced: Tensor | None = None
+    states: Tensor | None = None
+    logits: Tensor | None = None
+    rtd_loss: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Objective:
     """What a training step of generator and discriminator minimises, and which of them it trains.
 
-    loss: of the model and of what `HfTinyElectraForPreTraining.forward` has computed, by name.
+    loss: of the model and of what its forward pass has computed.
     head: makes, of the model's configuration, what only the training needs: `model.objective_head`.
     """
 
-    loss: Callable[..., Tensor]
+    loss: Callable[[PreTrainedModel, JointStep], Tensor]
     generator: bool = True
     discriminator: bool = True
     head: Callable[[HfTinyElectraConfig], nn.Module] | None = None
 
 
-def joint_loss(model: PreTrainedModel, mlm_loss: Tensor, rtd_loss: Tensor, **_) -> Tensor:
+def joint_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """The paper's equation 3."""
-    return mlm_loss + model.config.discriminator_weight * rtd_loss
+    return step.mlm_loss + rtd_loss(model, step)
 
 
-def masked_rtd_loss(
-    model: PreTrainedModel, mlm_loss: Tensor, logits: Tensor, replaced: Tensor, masked: Tensor, counts: Tensor, **_
-) -> Tensor:
+def mlm_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
+    """BERT, when all is shared."""
+    return step.mlm_loss
+
+
+def rtd_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
+    return model.config.discriminator_weight * step.rtd_loss
+
+
+def masked_rtd_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """ELECTRA 15%: only what was masked is judged."""
-    return joint_loss(model, mlm_loss, binary_cross_entropy(logits, replaced, masked, counts[0]))
+    losses = binary_cross_entropy(step.logits, step.replaced, step.masked, step.counts[0])
+    return step.mlm_loss + model.config.discriminator_weight * losses
 
 
-def replace_mlm_loss(
-    model: PreTrainedModel, mlm_loss: Tensor, states: Tensor, masked: Tensor, mlm_labels: Tensor, counts: Tensor, **_
-) -> Tensor:
+def replace_mlm_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """BERT that sees the generator's tokens in the place of [MASK]."""
-    guesses = model.generator_lm_head(model.objective_head(states[masked]))
-    return mlm_loss + cross_entropy(guesses, mlm_labels, counts[0])
+    guesses = model.generator_lm_head(model.objective_head(step.states[step.masked]))
+    return step.mlm_loss + cross_entropy(guesses, step.mlm_labels, step.counts[0])
 
 
-def all_tokens_mlm_loss(
-    model: PreTrainedModel, mlm_loss: Tensor, states: Tensor, logits: Tensor, replaced: Tensor, original: Tensor,
-    valid: Tensor | None, counts: Tensor, **_,
-) -> Tensor:  # fmt: skip
+def all_tokens_mlm_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """The same, of every token: it is copied with the probability that it is original, else taken from the softmax."""
-    guesses = model.generator_lm_head(model.objective_head(states)).float()
-    written = F.logsigmoid(logits.float()) + guesses.log_softmax(-1).gather(-1, original[..., None])[..., 0]
-    copied = F.logsigmoid(-logits.float()).masked_fill(replaced, -torch.inf)
+    guesses = model.generator_lm_head(model.objective_head(step.states)).float()
+    right = guesses.log_softmax(-1).gather(-1, step.original[..., None])[..., 0]
+    written = F.logsigmoid(step.logits.float()) + right
+    copied = F.logsigmoid(-step.logits.float()).masked_fill(step.replaced, -torch.inf)
     losses = -torch.logaddexp(copied, written)  # (batch, length)
-    return mlm_loss + (losses if valid is None else losses * valid).sum() / counts[1]
+    return step.mlm_loss + (losses if step.valid is None else losses * step.valid).sum() / step.counts[1]
 
 
-def adversarial_loss(
-    model: PreTrainedModel, mlm_logits: Tensor, mlm_states: Tensor, sampled: Tensor, logits: Tensor, replaced: Tensor,
-    masked: Tensor, rtd_loss: Tensor, counts: Tensor, **_,
-) -> Tensor:  # fmt: skip
+def adversarial_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """Appendix F: the generator raises the discriminator's loss at what it sampled (REINFORCE), less a learned baseline
     for each position; the more even its distribution, the better. It never sees which tokens were right."""
-    reward = F.binary_cross_entropy_with_logits(
-        logits[masked].detach().float(), replaced[masked].float(), reduction="none"
-    )
-    guess = model.objective_head(mlm_states.detach()).float().squeeze(-1)  # the baseline is -log sigmoid(guess)
-    log_probs = mlm_logits.float().log_softmax(-1)  # (masked, vocabulary)
-    chosen = log_probs.gather(-1, sampled[:, None])[:, 0]
+    judged, wrong = step.logits[step.masked].detach().float(), step.replaced[step.masked].float()
+    reward = F.binary_cross_entropy_with_logits(judged, wrong, reduction="none")
+    guess = model.objective_head(step.mlm_states.detach()).float().squeeze(-1)  # the baseline is -log sigmoid(guess)
+    log_probs = step.mlm_logits.float().log_softmax(-1)  # (masked, vocabulary)
+    chosen = log_probs.gather(-1, step.sampled[:, None])[:, 0]
     gain = (reward - F.softplus(-guess)).detach() * chosen - ENTROPY_WEIGHT * (log_probs.exp() * log_probs).sum(-1)
     baseline_loss = F.binary_cross_entropy_with_logits(guess, (-reward).exp(), reduction="sum")
-    return (baseline_loss - gain.sum()) / counts[0] + model.config.discriminator_weight * rtd_loss
+    return (baseline_loss - gain.sum()) / step.counts[0] + rtd_loss(model, step)
 
 
 ENTROPY_WEIGHT = 0.01
 OBJECTIVES = {
     "joint": Objective(joint_loss),
-    "mlm": Objective(lambda model, mlm_loss, **_: mlm_loss, discriminator=False),  # BERT, when all is shared
-    "rtd": Objective(lambda model, rtd_loss, **_: model.config.discriminator_weight * rtd_loss, generator=False),
+    "mlm": Objective(mlm_loss, discriminator=False),
+    "rtd": Objective(rtd_loss, generator=False),
     "adversarial": Objective(adversarial_loss, head=lambda c: nn.Linear(c.sizes(c.generator_size)[0], 1)),
     "masked_rtd": Objective(masked_rtd_loss),
     "replace_mlm": Objective(replace_mlm_loss, head=lambda config: GeneratorHead(config, 1)),
@@ -439,11 +407,9 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         sampling_noise: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> HfTinyElectraForPreTrainingOutput:
         """
@@ -452,75 +418,52 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
         num_items_in_batch: how many masked positions and how many tokens the whole optimiser step has, as one tensor
             of two; counted in this batch when None.
         """
-        rest = {
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            **kwargs,
-        }
+        rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, **kwargs}
         if labels is None:
-            outputs = self.electra(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **rest)
-            return HfTinyElectraForPreTrainingOutput(
-                logits=self.discriminator_head(outputs.last_hidden_state).squeeze(-1),
-                hidden_states=outputs.hidden_states,
-                attentions=outputs.attentions,
-            )
+            outputs, logits = self.discriminate(input_ids, **rest)
+            recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+            return HfTinyElectraForPreTrainingOutput(logits=logits, **recorded)
 
         objective = self.objective if self.training else OBJECTIVES["joint"]
-        masked = labels.ne(-100)  # (batch, length)
-        mlm_labels = labels[masked]
-        counts = self.count_items(labels, attention_mask, num_items_in_batch)
-
+        masked, tokens = labels.ne(-100), torch.ones_like(labels) if attention_mask is None else attention_mask
+        counts = read_counts(num_items_in_batch, masked.sum(), tokens.sum())
+        step = JointStep(masked, torch.where(masked, labels, input_ids), attention_mask, counts, labels[masked])
         with torch.set_grad_enabled(torch.is_grad_enabled() and objective.generator):
-            x = self.encode(self.generator_embeddings, self.generator_encoder, input_ids, **rest)
-            mlm_states = x[masked]  # (masked, the generator's width)
-            mlm_logits = self.generator_lm_head(self.generator_head(mlm_states))  # (masked, vocabulary)
-            mlm_loss = cross_entropy(mlm_logits, mlm_labels, counts[0])
-
-        with torch.no_grad():
-            noise = torch.rand_like(mlm_labels, dtype=torch.float) if sampling_noise is None else sampling_noise[masked]
-            sampled = sample_inverse_cdf(mlm_logits, noise)
-            original = torch.where(masked, labels, input_ids)
-            corrupted = original.masked_scatter(masked, sampled)
-            replaced = corrupted.ne(original)
-
+            self.predict_masked(step, input_ids, **rest)
+        corrupted = self.corrupt(step, sampling_noise)
         if objective.discriminator:
-            outputs = self.electra(corrupted, return_dict=True, **rest)
-            states = outputs.last_hidden_state
-            logits = self.discriminator_head(states).squeeze(-1)
+            outputs, step.logits = self.discriminate(corrupted, **rest)
+            step.states = outputs.last_hidden_state
         else:  # it has no opinion yet
-            outputs = BaseModelOutput()
-            states, logits = None, torch.zeros_like(corrupted, dtype=x.dtype)
-        rtd_loss = binary_cross_entropy(logits, replaced, attention_mask, counts[1])
-        loss = objective.loss(
-            self, mlm_loss=mlm_loss, rtd_loss=rtd_loss, mlm_states=mlm_states, mlm_logits=mlm_logits,
-            mlm_labels=mlm_labels, sampled=sampled, original=original, replaced=replaced, masked=masked, states=states,
-            logits=logits, valid=attention_mask, counts=counts,
-        )  # fmt: skip
-        if objective is not OBJECTIVES["joint"] or self.objective_head is not None:  # processes wait for every gradient
-            loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
-        return HfTinyElectraForPreTrainingOutput(
-            loss=loss,
-            logits=logits,
-            mlm_loss=mlm_loss,
-            rtd_loss=rtd_loss,
-            replaced=replaced,
-            mlm_logits=mlm_logits,
-            mlm_labels=mlm_labels,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+            outputs, step.logits = BaseModelOutput(), torch.zeros_like(corrupted, dtype=step.mlm_states.dtype)
+        step.rtd_loss = binary_cross_entropy(step.logits, step.replaced, attention_mask, counts[1])
+        loss = objective.loss(self, step)
+        if objective is not OBJECTIVES["joint"] or self.objective_head is not None:
+            # Processes wait for every gradient: this one is 0, whatever the weights are.
+            loss = loss + sum(parameter[:0].sum() for parameter in self.parameters())
+        names = ("logits", "mlm_loss", "rtd_loss", "replaced", "mlm_logits", "mlm_labels")
+        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return HfTinyElectraForPreTrainingOutput(loss=loss, **{name: vars(step)[name] for name in names}, **recorded)
 
-    @staticmethod
-    def count_items(labels: Tensor, attention_mask: Tensor | None, num_items_in_batch: Tensor | int | None) -> Tensor:
-        """(masked positions, tokens) that the two losses are divided by."""
-        tokens = torch.tensor(labels.numel(), device=labels.device) if attention_mask is None else attention_mask.sum()
-        counts = torch.stack([labels.ne(-100).sum(), tokens]).float()
-        if num_items_in_batch is not None:
-            given = torch.as_tensor(num_items_in_batch, device=labels.device).float()
-            # Trainer counts the labels only: the tokens follow in this batch's proportion.
-            counts = given if given.numel() == 2 else counts * (given / counts[0].clamp(min=1))
-        return counts.clamp(min=1)  # a batch with nothing masked has a loss of 0
+    def predict_masked(self, step: JointStep, input_ids: Tensor, **kwargs) -> None:
+        """What the generator says about the masked positions."""
+        step.mlm_states = self.run_generator(input_ids, **kwargs)[step.masked]  # (masked, the generator's width)
+        step.mlm_logits = self.generator_lm_head(self.generator_head(step.mlm_states))  # (masked, vocabulary)
+        step.mlm_loss = cross_entropy(step.mlm_logits, step.mlm_labels, step.counts[0])
+
+    @torch.no_grad()
+    def corrupt(self, step: JointStep, noise: Tensor | None) -> Tensor:
+        """The text with tokens of the generator at the masked positions."""
+        noise = torch.rand_like(step.mlm_labels, dtype=torch.float) if noise is None else noise[step.masked]
+        step.sampled = sample_inverse_cdf(step.mlm_logits, noise)
+        corrupted = step.original.masked_scatter(step.masked, step.sampled)
+        step.replaced = corrupted.ne(step.original)
+        return corrupted
+
+    def discriminate(self, input_ids: Tensor | None, **kwargs) -> tuple[BaseModelOutput, Tensor]:
+        """The encoder's outputs, and the logits (batch, length)."""
+        outputs = self.electra(input_ids, return_dict=True, **kwargs)
+        return outputs, self.discriminator_head(outputs.last_hidden_state).squeeze(-1)
 
 
 class HfTinyElectraForSequenceClassification(SequenceClassification, HfTinyElectraPreTrainedModel):

@@ -1,22 +1,137 @@
-"""Task heads shared by the encoders: one label for a text, a label for each token, a link from each word to another."""
+"""Task heads shared by the encoders: labels for a text, a label for each token, a link from each word to another."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from .layers import Dropout, cross_entropy
+from .layers import Dropout, HfTinyConfig, binary_cross_entropy, cross_entropy, linear_cross_entropy
 
-POOLING = ("cls", "mean")
+Count = Tensor | int | None  # num_items_in_batch
 
 
-def count_items(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """What a loss is divided by: the first count of the whole optimiser step, or the labels of this batch."""
-    given = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
-    return torch.as_tensor(given, device=labels.device).flatten()[0].clamp(min=1)  # without labels the loss is 0
+class EncoderConfig(HfTinyConfig):
+    """Of an encoder of texts that has the heads of this file.
+
+    classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls").
+    classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
+    """
+
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+    classifier_pooling: str = "mean"
+    classifier_dropout: float | int | None = None
+    use_cache: bool | None = None  # as in the encoder-decoder; ELECTRA, like native encoders, has none
+
+
+def read_counts(num_items_in_batch: Count, *found: Tensor) -> Tensor:
+    """What losses are divided by: the counts of the whole optimiser step, or `found`, those of this batch.
+
+    num_items_in_batch: a number, or a tensor of one or more. Trainer counts the labels only: what else is counted then
+        follows in the proportion of this batch.
+    """
+    counts = torch.stack(found).float()
+    if num_items_in_batch is not None:
+        given = torch.as_tensor(num_items_in_batch, device=counts.device).float().flatten()
+        enough = given.numel() >= len(found)
+        counts = given[: len(found)] if enough else counts * (given / counts[0].clamp(min=1))
+    return counts.clamp(min=1)  # without any label the loss is 0
+
+
+def count_items(labels: Tensor, num_items_in_batch: Count) -> Tensor:
+    """The first count of the step, or that of the labels in this batch."""
+    return read_counts(num_items_in_batch, labels.ne(-100).sum())[0]
+
+
+def classification_loss(
+    logits: Tensor, labels: Tensor, config: PreTrainedConfig, num_items_in_batch: Count, smoothing: float = 0.0
+) -> Tensor:
+    """The loss of examples with logits (batch, classes), by the `problem_type` of the config:
+
+    - multi_label_classification: binary cross entropy, the mean over the labels of an example, 0 or 1 for each class;
+    - regression, also meant by a single class: the squared error, the mean over the values of an example;
+    - otherwise cross entropy, with label smoothing: of class numbers (batch,), or of the probability of each class, as
+      mixup has it.
+    """
+    problem = config.problem_type
+    if config.num_labels == 1 and problem != "multi_label_classification":
+        problem = "regression"
+    if problem == "regression" and labels.dim() == 1:
+        labels = labels[:, None]
+    numbers = problem in ("regression", "multi_label_classification") or labels.is_floating_point()
+    if labels.shape != (logits.shape if numbers else logits.shape[:1]):
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}: give class numbers ({len(logits)},), or floats "
+            f"{tuple(logits.shape)} with the probability of each class; with problem_type multi_label_classification 0 "
+            "or 1 for each class, with regression the values."
+        )
+    examples = torch.ones_like(labels[:, 0]) if numbers else labels
+    count = count_items(examples, num_items_in_batch)
+    if problem == "multi_label_classification":
+        return binary_cross_entropy(logits, labels, None, logits.shape[1] * count)
+    if problem == "regression":
+        return F.mse_loss(logits.float(), labels.float(), reduction="sum") / (logits.shape[1] * count)
+    return cross_entropy(logits, labels.float() if numbers else labels, count, smoothing)
+
+
+def token_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Count, smoothing: float = 0.0) -> Tensor:
+    """Cross entropy of logits (batch, length, classes) and labels (batch, length), -100 where there is none."""
+    count = count_items(labels, num_items_in_batch)
+    return cross_entropy(logits.flatten(0, 1), labels.flatten(), count, smoothing)
+
+
+def predict_tokens(
+    layer: nn.Linear, x: Tensor, labels: Tensor | None, num_items_in_batch: Count, smoothing: float = 0.0
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of an output layer: the loss and, without smoothing and gradient, the nll, if there are labels; and the logits, unless
+    there are labels in training."""
+    if labels is None:
+        return None, None, layer(x)
+    if layer.training and type(layer) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
+        known = labels.ne(-100)
+        count = count_items(labels, num_items_in_batch)
+        return *linear_cross_entropy(x[known], layer, labels[known], count, smoothing), None
+    logits = layer(x)
+    loss = token_loss(logits, labels, num_items_in_batch, smoothing)
+    return loss, token_loss(logits.detach(), labels, num_items_in_batch) if smoothing else loss.detach(), logits
+
+
+class EncoderHead:
+    """A model with a head on an encoder of texts, which fills the `output_class`.
+
+    A subclass has `predict(x, attention_mask, labels, num_items_in_batch)`, which gives, of the encoder's states x (batch,
+    length, hidden), the loss, if there are labels, and the logits.
+    """
+
+    output_class: type[ModelOutput]
+
+    def encode(self, *inputs: Tensor | None, **kwargs) -> BaseModelOutput:
+        return self.base_model(*inputs, **kwargs)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Count = None,
+        **kwargs,
+    ) -> ModelOutput:
+        """labels: a text's class, values or yes and no for each class (see `classification_loss`); or (batch, length) one
+        for each token, -100 where it has none."""
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.encode(*inputs, return_dict=True, **kwargs)
+        loss, logits = self.predict(outputs.last_hidden_state, attention_mask, labels, num_items_in_batch)
+        return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 def head_dropout(config: PreTrainedConfig) -> Dropout:
@@ -45,50 +160,30 @@ class ClassificationHead(nn.Module):
         return self.out(self.dropout(self.activation(self.dense(self.dropout(x)))))
 
 
-class SequenceClassification:
-    """N -> 1 on the encoder `encoder_class`: a label, or a number when there is one output (regression)."""
+class SequenceClassification(EncoderHead):
+    """N -> 1 on the encoder `encoder_class`: a label, several labels, or a number for a text."""
 
+    output_class = SequenceClassifierOutput
     encoder_class: type[nn.Module]
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
-        if config.problem_type == "multi_label_classification":
-            raise ValueError("Several labels for one text are not supported: choose one label a text, or regression.")
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config))
         self.classifier = ClassificationHead(config)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> SequenceClassifierOutput:
-        """labels (batch,): the class of each text, or its value."""
-        outputs = self.base_model(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
-        )
-        logits = self.classifier(outputs.last_hidden_state, attention_mask)
-        loss = None
-        if labels is not None:
-            count = count_items(labels, num_items_in_batch)
-            if self.num_labels == 1 or self.config.problem_type == "regression":
-                loss = F.mse_loss(logits.float().squeeze(-1), labels.float(), reduction="sum") / count
-            else:
-                loss = cross_entropy(logits, labels, count)
-        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+    def predict(self, x, attention_mask, labels, num_items_in_batch):
+        logits = self.classifier(x, attention_mask)
+        if labels is None:
+            return None, logits
+        return classification_loss(logits, labels, self.config, num_items_in_batch), logits
 
 
-class TokenClassification:
+class TokenClassification(EncoderHead):
     """N -> N on the encoder `encoder_class`: a label for each token whose label is not -100."""
 
+    output_class = TokenClassifierOutput
     encoder_class: type[nn.Module]
 
     def __init__(self, config: PreTrainedConfig):
@@ -99,27 +194,9 @@ class TokenClassification:
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> TokenClassifierOutput:
-        """labels (batch, length): -100 where a token has none."""
-        outputs = self.base_model(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
-        )
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), count_items(labels, num_items_in_batch))
-        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+    def predict(self, x, attention_mask, labels, num_items_in_batch):
+        logits = self.classifier(self.dropout(x))
+        return None if labels is None else token_loss(logits, labels, num_items_in_batch), logits
 
 
 class Perceptron(nn.Sequential):

@@ -1,11 +1,11 @@
-"""The image processor of models that read grey pictures."""
+"""The image processor of models that read grey images."""
 
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import ImageType, get_image_type
 
 
 class HfTinyGreyImageProcessor(ViTImageProcessorPil):
-    """ViT's image processor, for one channel: pictures with colours, as transformers' pipelines load all of them, become
+    """ViT's image processor, for one channel: images with colours, as transformers' pipelines load all of them, become
     grey again."""
 
     image_mean = [0.5]

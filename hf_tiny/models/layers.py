@@ -6,22 +6,58 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+POOLING = ("cls", "mean")
+CHOICES = {
+    "hidden_act": ACT2FN,
+    "pooling": POOLING,
+    "classifier_pooling": POOLING,
+}  # of fields that several models have
+
 
 class HfTinyConfig(PreTrainedConfig):
-    """A config that lists every head of its family in `auto_map`, not only the class that was saved."""
+    """A config that lists every head of its family in `auto_map`, not only the class that was saved.
+
+    choices: the values that other fields than those of CHOICES may have, by their names.
+    """
 
     registered_auto_map = None  # filled when the family is registered; stays None where its files run as remote code
+    choices = {}
 
     def __post_init__(self, **kwargs):
         if self.registered_auto_map is not None:
             kwargs["auto_map"] = dict(self.registered_auto_map)
         super().__post_init__(**kwargs)
+        for name, allowed in {**CHOICES, **self.choices}.items():
+            if name in vars(self):
+                self.require(name, vars(self)[name] in allowed, f"choose one of {', '.join(allowed)}.")
+
+    def require(self, name: str, fits: bool, advice: str) -> None:
+        """Refuse the value of a field unless it fits."""
+        if not fits:
+            raise ValueError(f"{name}={getattr(self, name)!r}: {advice}")
+
+
+class HfTinyPreTrainedModel(PreTrainedModel):
+    """What all models can do whose attention is that of this file."""
+
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+
+def embed(words: nn.Embedding, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """Word embeddings (batch, length, size), unless they are given."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+    return words(input_ids) if inputs_embeds is None else inputs_embeds
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int, smoothing: float = 0.0) -> Tensor:
@@ -167,7 +203,6 @@ def eager_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    dropout: float = 0.0,
     **kwargs,
 ) -> tuple[Tensor, Tensor]:
     scores = query * scaling @ key.mT  # (batch, heads, query, key)
@@ -216,7 +251,7 @@ class SelfAttention(Attention):
     """One projection for query, key and value.
 
     head_sizes: of keys (and queries) and of values, in one head.
-    causal: a token sees itself and those before it. A cache then holds those before it of layer `layer_idx`.
+    layer_idx: of a decoder's layer: a token sees itself and those before it, which a cache holds under this number.
     """
 
     def __init__(
@@ -225,12 +260,11 @@ class SelfAttention(Attention):
         hidden_size: int,
         num_heads: int,
         head_sizes: tuple[int, int] | None = None,
-        causal: bool = False,
-        layer_idx: int = 0,
+        layer_idx: int | None = None,
     ):
         key_size, value_size = head_sizes or (hidden_size // num_heads,) * 2
         super().__init__(config, num_heads, key_size)
-        self.is_causal = causal
+        self.is_causal = layer_idx is not None
         self.layer_idx = layer_idx
         self.sizes = [num_heads * size for size in (key_size, key_size, value_size)]
         self.qkv = nn.Linear(hidden_size, sum(self.sizes))
@@ -289,7 +323,7 @@ class CrossAttention(Attention):
         batch, length = key.shape[0], x.shape[1]
         query = self.heads(self.query(x).reshape(batch, -1, self.sizes[0])).transpose(1, 2)
         y, weights = self.attend(query, key, value, attention_mask, **kwargs)
-        if weights is not None:
+        if weights is not None and x.shape[0] != batch:  # else they are what the output was made of, gradient and all
             weights = weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
         return self.out(y.reshape(*x.shape[:2], -1)), weights
 
@@ -316,7 +350,10 @@ class FeedForward(nn.Module):
 
 
 class EncoderBlock(GradientCheckpointingLayer):
-    """Attention, then feed-forward, each with a residual; the norm after the sum (as in BERT) or before the layer."""
+    """Attention, then feed-forward, each with a residual; the norm after the sum (as in BERT) or before the layer.
+
+    layer_idx: of a decoder's block. It is causal, and between the two layers it attends to the encoder's states.
+    """
 
     def __init__(
         self,
@@ -325,20 +362,36 @@ class EncoderBlock(GradientCheckpointingLayer):
         num_heads: int,
         intermediate_size: int,
         head_sizes: tuple[int, int] | None = None,
+        layer_idx: int | None = None,
     ):
         super().__init__()
         self.norm_first = config.norm_first
-        self.attention = SelfAttention(config, hidden_size, num_heads, head_sizes)
+        self.attention = SelfAttention(config, hidden_size, num_heads, head_sizes, layer_idx)
         self.attention_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
+        if layer_idx is not None:
+            self.cross_attention = CrossAttention(config, hidden_size, num_heads, head_sizes, layer_idx)
+            self.cross_attention_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
         self.feed_forward = FeedForward(config, hidden_size, intermediate_size)
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(
-        self, x: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor] | None, **kwargs
-    ) -> Tensor:
+    def residual(self, norm: nn.LayerNorm, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
-            x = self.dropout(self.attention(self.attention_norm(x), attention_mask, angles, **kwargs)[0], residual=x)
-            return self.dropout(self.feed_forward(self.feed_forward_norm(x)), residual=x)
-        x = self.attention_norm(self.dropout(self.attention(x, attention_mask, angles, **kwargs)[0], residual=x))
-        return self.feed_forward_norm(self.dropout(self.feed_forward(x), residual=x))
+            return self.dropout(layer(norm(x)), residual=x)
+        return norm(self.dropout(layer(x), residual=x))
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        angles: tuple[Tensor, Tensor] | None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """memory (batch, source, hidden): the encoder's states."""
+        x = self.residual(self.attention_norm, x, lambda x: self.attention(x, attention_mask, angles, **kwargs)[0])
+        if memory is not None:
+            norm, attend = self.cross_attention_norm, self.cross_attention
+            x = self.residual(norm, x, lambda x: attend(x, memory, memory_mask, **kwargs)[0])
+        return self.residual(self.feed_forward_norm, x, self.feed_forward)

@@ -10,12 +10,16 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .electra import HfTinyElectraConfig, HfTinyElectraModel
-from .heads import LinkingHead, count_items
-from .layers import HfTinyConfig, cross_entropy
+from .heads import Count, LinkingHead, count_items
+from .layers import HfTinyConfig, HfTinyPreTrainedModel, cross_entropy
+from .reformer import HfTinyReformerConfig, HfTinyReformerModel
 
-# Where this file runs as a checkpoint's own code, hf_tiny's encoders are known only after this.
-AutoConfig.register(HfTinyElectraConfig.model_type, HfTinyElectraConfig, exist_ok=True)
-AutoModel.register(HfTinyElectraConfig, HfTinyElectraModel, exist_ok=True)
+# Where this file runs as a checkpoint's own code, hf_tiny's encoders are known only after this, and their files travel with
+# it because they are imported above.
+ENCODERS = {HfTinyElectraConfig: HfTinyElectraModel, HfTinyReformerConfig: HfTinyReformerModel}
+for config_class, encoder_class in ENCODERS.items():
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    AutoModel.register(config_class, encoder_class, exist_ok=True)
 
 
 @strict
@@ -69,25 +73,15 @@ def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
     return encoder
 
 
-class HfTinyTokenLinkingModel(PreTrainedModel):
+class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
     config: HfTinyTokenLinkingConfig
     base_model_prefix = "encoder"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
 
     def __init__(self, config: HfTinyTokenLinkingConfig):
         super().__init__(config)
         self.encoder = without_pooler(AutoModel.from_config(config.encoder))
-        self.head = LinkingHead(
-            config.encoder.hidden_size,
-            config.arc_size,
-            config.label_size,
-            config.num_labels,
-            config.linking_dropout,
-        )
+        size, rate = config.encoder.hidden_size, config.linking_dropout
+        self.head = LinkingHead(size, config.arc_size, config.label_size, config.num_labels, rate)
         self.post_init()
 
     @classmethod
@@ -112,7 +106,7 @@ class HfTinyTokenLinkingModel(PreTrainedModel):
         word_spans: Tensor | None = None,
         heads: Tensor | None = None,
         labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> HfTinyTokenLinkingOutput:
         """

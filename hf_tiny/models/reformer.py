@@ -12,24 +12,22 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from .chunks import Reach, chunked_attention, dense_attention, full_attention, sort_tokens
-from .heads import POOLING, SequenceClassification, TokenClassification, count_items
-from .layers import Dropout, FeedForward, HfTinyConfig, cross_entropy, linear_cross_entropy, rotary_angles, rotate
+from .chunks import Visibility, chunked_attention, dense_attention, full_attention, sort_tokens
+from .heads import Count, EncoderConfig, EncoderHead, SequenceClassification, TokenClassification, predict_tokens
+from .layers import Dropout, FeedForward, embed, rotary_angles, rotate
 
 LAYERS = ("lsh", "local")
-POSITIONS = ("axial", "rotary")
 THETA = 10_000.0  # of rotary positions
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
 
 
 @strict
-class HfTinyReformerConfig(HfTinyConfig):
+class HfTinyReformerConfig(EncoderConfig):
     """Half of `hidden_size` goes to each of the two streams of the reversible layers.
 
     attn_layers: the kind of attention of each layer: "lsh" or "local".
@@ -42,11 +40,11 @@ class HfTinyReformerConfig(HfTinyConfig):
         token, also with those to come: a model that looks across buckets sees a little of the future.
     chunk_size_feed_forward: how many tokens the feed-forward layer takes at a time; all when 0.
     is_decoder: a token sees those before it only. None lets the head decide.
-    classifier_pooling, classifier_dropout: as in ELECTRA.
     """
 
     model_type = "hf_tiny_reformer"
     keys_to_ignore_at_inference = ["past_key_values"]
+    choices = {"position_embedding_type": ("axial", "rotary")}
 
     vocab_size: int = 320
     hidden_size: int = 512
@@ -66,45 +64,31 @@ class HfTinyReformerConfig(HfTinyConfig):
     attend_across_buckets: bool = False
     chunk_size_feed_forward: int = 512
     is_decoder: bool | None = None
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = 2
-    tie_word_embeddings: bool = True
-    classifier_pooling: str = "mean"
-    classifier_dropout: float | int | None = None
 
     def __post_init__(self, **kwargs):
         kwargs.pop("num_hidden_layers", None)
         self.attn_layers, self.axial_pos_shape = list(self.attn_layers), list(self.axial_pos_shape)
         super().__post_init__(**kwargs)
-        if not self.attn_layers or not set(self.attn_layers) <= set(LAYERS):
-            raise ValueError(f"attn_layers={self.attn_layers}: list one of {LAYERS} for each layer.")
-        for name, choices in (("position_embedding_type", POSITIONS), ("classifier_pooling", POOLING)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {choices}.")
+        known_layers = self.attn_layers and set(self.attn_layers) <= set(LAYERS)
+        self.require("attn_layers", known_layers, f"list one of {', '.join(LAYERS)} for each layer.")
         for name in ("lsh_attn_chunk_length", "local_attn_chunk_length", "num_hashes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give 1 or more.")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act={self.hidden_act!r} is not known: choose relu, gelu or another of ACT2FN.")
-        stream, heads = self.hidden_size // 2, self.num_attention_heads
-        if self.hidden_size % 2:
+            self.require(name, getattr(self, name) >= 1, "give 1 or more.")
+        self.require(
+            "hidden_size", self.hidden_size % 2 == 0, "it must be even: half of it goes to each of the two streams."
+        )
+        if self.attention_head_size is None and self.hidden_size // 2 % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size={self.hidden_size} must be even: half of it goes to each of the two streams."
-            )
-        if self.attention_head_size is None and stream % heads:
-            raise ValueError(
-                f"A stream of {stream} (half of hidden_size) does not divide into {heads} heads: change hidden_size or "
-                "num_attention_heads, or give attention_head_size."
+                f"A stream of {self.hidden_size // 2} (half of hidden_size) does not divide into {self.num_attention_heads} "
+                "heads: change hidden_size or num_attention_heads, or give attention_head_size."
             )
         if self.position_embedding_type == "rotary" and self.head_size % 2:
             raise ValueError(f"Rotary positions need heads of an even size, not {self.head_size}.")
-        if len(self.axial_pos_shape) != 2 or min(self.axial_pos_shape) < 1:
-            raise ValueError(f"axial_pos_shape={self.axial_pos_shape}: give two numbers of 1 or more.")
-        if any(factor < 2 or factor % 2 for factor in self.bucket_factors or []):
-            raise ValueError(f"num_buckets={self.num_buckets}: give an even number, or a list of them.")
+        two = len(self.axial_pos_shape) == 2 and min(self.axial_pos_shape) >= 1
+        self.require("axial_pos_shape", two, "give two numbers of 1 or more.")
+        even = all(factor >= 2 and factor % 2 == 0 for factor in self.bucket_factors or [])
+        self.require("num_buckets", even, "give an even number, or a list of them.")
 
     @property
     def num_hidden_layers(self) -> int:
@@ -120,7 +104,7 @@ class HfTinyReformerConfig(HfTinyConfig):
 
 
 @dataclass
-class Given:
+class SharedInputs:
     """What the layers of one forward pass have in common.
 
     real (batch, past + length): which tokens are not padding.
@@ -176,23 +160,23 @@ class ReformerAttention(nn.Module):
     def keys_of(self, key: Tensor) -> Tensor:
         return key * self.head_size**-0.5
 
-    def forward(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, shared: SharedInputs) -> tuple[Tensor, Tensor | None]:
         projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
         query, key, value = projected[0], projected[-2], projected[-1]  # (batch, length, heads, size)
-        if given.angles is not None:
-            query, key = rotate(query, *given.angles), rotate(key, *given.angles)
+        if shared.angles is not None:
+            query, key = rotate(query, *shared.angles), rotate(key, *shared.angles)
         query, key, value = (part.transpose(1, 2).to(value.dtype) for part in (query, self.keys_of(key), value))
         del projected
-        if given.past_key_values is not None:
-            key, value = given.past_key_values.update(key, value, self.layer_idx)
+        if shared.past_key_values is not None:
+            key, value = shared.past_key_values.update(key, value, self.layer_idx)
         lengths, rate, weights = (query.shape[2], key.shape[2]), self.dropout.p if self.training else 0.0, None
-        if given.dense or lengths[0] < lengths[1]:
-            seen = self.reach(key, given).dense(*lengths)
+        if shared.dense or lengths[0] < lengths[1]:
+            seen = self.visibility(key, shared).dense(*lengths)
             y, weights = dense_attention(query, key, value, seen, self.alone, self.dropout)
         elif lengths[1] <= self.chunk:
-            y = full_attention(query, key, value, given.real, bool(self.config.is_decoder), self.alone, rate)
+            y = full_attention(query, key, value, shared.real, bool(self.config.is_decoder), self.alone, rate)
         else:
-            y = chunked_attention(query, key, value, self.reach(key, given), self.alone, rate)
+            y = chunked_attention(query, key, value, self.visibility(key, shared), self.alone, rate)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
 
@@ -203,14 +187,14 @@ class LocalAttention(ReformerAttention):
     parts = 3
     alone = False
 
-    def reach(self, key: Tensor, given: Given) -> Reach:
-        chunk, real = min(self.chunk, key.shape[2]), given.real if given.padded else given.real[:1]
+    def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
+        chunk, real = min(self.chunk, key.shape[2]), shared.real if shared.padded else shared.real[:1]
         order, ranks = sort_tokens(torch.zeros_like(real, dtype=torch.long)[None, :, None], real, chunk)
         first = (ranks // chunk - 1) * chunk
         if self.config.is_decoder:
-            return Reach(order, ranks, first, ranks)
+            return Visibility(order, ranks, first, ranks)
         order = F.pad(order, (0, 0, 0, 1), value=ranks.shape[-1] - 1)
-        return Reach(order, ranks, first, first + 3 * chunk - 1, width=3)
+        return Visibility(order, ranks, first, first + 3 * chunk - 1, width=3)
 
 
 class LSHAttention(ReformerAttention):
@@ -230,28 +214,28 @@ class LSHAttention(ReformerAttention):
         return self.config.attend_across_buckets or not self.config.is_decoder
 
     @torch.no_grad()
-    def reach(self, key: Tensor, given: Given) -> Reach:
+    def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
         chunk = min(self.chunk, key.shape[2])
-        chunks = (given.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
-        if self.layer_idx not in given.buckets:
-            given.buckets[self.layer_idx] = self.buckets(key, chunks, given).int()
-        buckets = given.buckets[self.layer_idx].long()
-        order, ranks = sort_tokens(buckets, given.real, chunk)
+        chunks = (shared.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
+        if self.layer_idx not in shared.buckets:
+            shared.buckets[self.layer_idx] = self.buckets(key, chunks, shared).int()
+        buckets = shared.buckets[self.layer_idx].long()
+        order, ranks = sort_tokens(buckets, shared.real, chunk)
         if not self.across:  # another bucket is further away than a chunk; two chunks are one bucket
             buckets = F.pad(buckets, (0, ranks.shape[-1] - buckets.shape[-1])).int()
             at = ranks + buckets * chunk * (ranks >= 0)
             first = at - torch.where(chunks > 2, chunk, 2 * chunk).int()
-            return Reach(order, at, first, at - 1)
+            return Visibility(order, at, first, at - 1)
         last = chunks[..., None].expand(*order.shape[:3], 1, chunk)  # a text's last chunk is before its first one
         order[..., :1, :] = order.gather(-2, last).masked_fill(chunks[..., None] == 1, ranks.shape[-1] - 1)
         first = (ranks // chunk - 1) * chunk
         wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
-        return Reach(order, ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
+        return Visibility(order, ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
 
-    def buckets(self, x: Tensor, chunks: Tensor, given: Given) -> Tensor:
+    def buckets(self, x: Tensor, chunks: Tensor, shared: SharedInputs) -> Tensor:
         """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""
         length, chunk = x.shape[2], self.chunk
-        rounds = given.num_hashes if length > 2 * chunk else 1  # in two chunks, all is in reach
+        rounds = shared.num_hashes if length > 2 * chunk else 1  # in two chunks, all is in reach
         if self.config.bucket_factors is None:  # the power of two at or below the number of chunks, or twice that
             less = 0 if self.across else 1
             bits, most = torch.frexp(chunks.float()).exponent - less, (-(-length // chunk)).bit_length() - less
@@ -260,7 +244,7 @@ class LSHAttention(ReformerAttention):
             factors = [(torch.full_like(chunks, factor), factor) for factor in self.config.bucket_factors]
         result, scale = torch.zeros(rounds, *x.shape[:3], dtype=torch.long, device=x.device), 1
         for index, (factor, largest) in enumerate(factors):
-            rotations = self.rotations(rounds, largest // 2, index, given.seed or 0, x.device)
+            rotations = self.rotations(rounds, largest // 2, index, shared.seed or 0, x.device)
             unused = torch.arange(largest // 2, device=x.device) >= factor[..., None] // 2
             turned = torch.einsum("bhls,rchs->rbhlc", x.float(), rotations).masked_fill(unused, 0.0)
             best = turned.abs().argmax(-1)
@@ -282,16 +266,16 @@ ATTENTION = {one.kind: one for one in (LSHAttention, LocalAttention)}
 
 
 @contextmanager
-def random_numbers(given: Given, place: int, device: torch.device) -> Iterator[None]:
+def random_numbers(shared: SharedInputs, place: int, device: torch.device) -> Iterator[None]:
     """In training, those of a place in the model inside, and the user's own ones untouched outside."""
-    if given.seed is None:
+    if shared.seed is None:
         yield
         return
     other = device.type != "cpu"
     with torch.random.fork_rng([device] if other else [], device_type=device.type if other else "cuda"):
-        torch.default_generator.manual_seed(given.seed + place)
+        torch.default_generator.manual_seed(shared.seed + place)
         if other:
-            torch.get_device_module(device).manual_seed(given.seed + place)
+            torch.get_device_module(device).manual_seed(shared.seed + place)
         yield
 
 
@@ -309,9 +293,9 @@ class ReformerBlock(nn.Module):
         self.feed_forward = FeedForward(config, size, config.intermediate_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def attend(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
-        with random_numbers(given, 2 * self.layer_idx, x.device):
-            y, weights = self.attention(self.attention_norm(x.to(self.attention_norm.weight.dtype)), given)
+    def attend(self, x: Tensor, shared: SharedInputs) -> tuple[Tensor, Tensor | None]:
+        with random_numbers(shared, 2 * self.layer_idx, x.device):
+            y, weights = self.attention(self.attention_norm(x.to(self.attention_norm.weight.dtype)), shared)
             return self.dropout(y), weights
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -321,30 +305,30 @@ class ReformerBlock(nn.Module):
     def feed(self, x: Tensor) -> Tensor:
         return self.dropout(self.feed_forward(self.feed_forward_norm(x.to(self.feed_forward_norm.weight.dtype))))
 
-    def forward(self, x1: Tensor, x2: Tensor, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
-        y, weights = self.attend(x2, given)
+    def forward(self, x1: Tensor, x2: Tensor, shared: SharedInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+        y, weights = self.attend(x2, shared)
         y1 = x1 + y
-        with random_numbers(given, 2 * self.layer_idx + 1, y1.device):
+        with random_numbers(shared, 2 * self.layer_idx + 1, y1.device):
             fed = torch.cat([self.feed(piece) for piece in self.pieces(y1)])
         return y1, x2 + fed.view_as(x2), weights
 
 
 class Reversible(torch.autograd.Function):
-    """All blocks; only their output is kept, and `Given.buckets`. Backward computes each block's input from its output, once
-    more with a graph.
+    """All blocks; only their output is kept, and `SharedInputs.buckets`. Backward computes each block's input from its
+    output, once more with a graph.
 
     The parameters are inputs, so that they get their gradients like those of any other function.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, blocks: nn.ModuleList, given: Given, *parameters: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, blocks: nn.ModuleList, shared: SharedInputs, *parameters: Tensor) -> Tensor:
         device = x.device.type
-        ctx.blocks, ctx.given, ctx.parameters = blocks, given, parameters
+        ctx.blocks, ctx.shared, ctx.parameters = blocks, shared, parameters
         ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), False)
         y1, y2 = x.chunk(2, dim=-1)
         with torch.autocast(*ctx.autocast):
             for block in blocks:
-                y1, y2, _ = block(y1, y2, given)
+                y1, y2, _ = block(y1, y2, shared)
         y = torch.cat((y1, y2), dim=-1)
         ctx.save_for_backward(y)
         return y
@@ -369,7 +353,7 @@ class Reversible(torch.autograd.Function):
             for block in reversed(ctx.blocks):
                 parameters = [parameter for parameter in block.parameters() if parameter.requires_grad]
                 fed, fed_grads = [], []
-                with random_numbers(ctx.given, 2 * block.layer_idx + 1, y1.device):
+                with random_numbers(ctx.shared, 2 * block.layer_idx + 1, y1.device):
                     for piece, piece_grad in zip(block.pieces(y1), block.pieces(grad2), strict=True):
                         piece = piece.detach().requires_grad_()
                         new = block.feed(piece)
@@ -378,7 +362,7 @@ class Reversible(torch.autograd.Function):
                 y2 = y2 - torch.cat(fed).view_as(y2)
                 grad1 = grad1 + torch.cat(fed_grads).view_as(grad1)
                 x2 = y2.detach().requires_grad_()
-                attended, _ = block.attend(x2, ctx.given)
+                attended, _ = block.attend(x2, ctx.shared)
                 grad2 = grad2 + differentiate(attended, x2, grad1, parameters)
                 y1 = y1 - attended.detach()
         return torch.cat((grad1, grad2), dim=-1), None, None, *(grads.get(p) for p in ctx.parameters)
@@ -474,14 +458,13 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         num_hashes: instead of the config's.
         output_hidden_states, output_attentions: with these, memory grows with depth, and with the square of the length.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
         config = self.config
         with_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with_weights = config.output_attentions if output_attentions is None else output_attentions
+        use_cache = config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and config.is_decoder:
             past_key_values = DynamicCache(config=config)
-        x = self.embeddings.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        x = embed(self.embeddings.word_embeddings, input_ids, inputs_embeds)
         batch, length, _ = x.shape
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         everything = torch.ones(batch, past + length, device=x.device)
@@ -495,17 +478,17 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         seed = int(torch.randint(2**31, ())) if self.training else None
         dense = with_weights or config._attn_implementation == "eager"
         padded = attention_mask is not None
-        given = Given(real, angles, num_hashes or config.num_hashes, seed, dense, padded, past_key_values)
+        shared = SharedInputs(real, angles, num_hashes or config.num_hashes, seed, dense, padded, past_key_values)
         dtype, x = x.dtype, x.float()  # what is computed backwards must not lose digits
         states, attentions = [x], []
         plain = with_states or with_weights or past_key_values is not None or torch.compiler.is_compiling()
         if torch.is_grad_enabled() and not plain:
             refuse_what_cannot_work(self.layers)
-            x = Reversible.apply(x, self.layers, given, *self.layers.parameters())
+            x = Reversible.apply(x, self.layers, shared, *self.layers.parameters())
         else:
             x1, x2 = x.chunk(2, dim=-1)
             for block in self.layers:
-                x1, x2, weights = block(x1, x2, given)
+                x1, x2, weights = block(x1, x2, shared)
                 attentions.append(weights)
                 if with_states:
                     states.append(torch.cat((x1, x2), dim=-1))
@@ -531,16 +514,10 @@ class ReformerLM(HfTinyReformerPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
-    def predict(self, x: Tensor, labels: Tensor | None, num_items: Tensor | int | None) -> tuple[Tensor | None, ...]:
-        """The loss, if there are labels, and the logits, unless there are labels in training."""
-        if labels is None:
-            return None, self.lm_head(x)
-        count = count_items(labels, num_items)
-        if self.training and type(self.lm_head) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
-            known = labels.ne(-100)
-            return linear_cross_entropy(x[known], self.lm_head, labels[known], count, 0.0)[0], None
-        logits = self.lm_head(x)
-        return cross_entropy(logits.flatten(0, 1), labels.flatten(), count), logits
+    def predict(self, x, attention_mask, labels, num_items_in_batch):
+        """Without logits when there are labels in training."""
+        loss, _, logits = predict_tokens(self.lm_head, x, labels, num_items_in_batch)
+        return loss, logits
 
 
 class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
@@ -553,7 +530,7 @@ class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """
@@ -563,29 +540,18 @@ class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
             doubled.
         """
         outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
-        x = outputs.last_hidden_state if labels is not None else slice_logits_to_keep(outputs[0], logits_to_keep)
-        if labels is not None:
+        x = outputs.last_hidden_state
+        if labels is None:
+            x = slice_logits_to_keep(x, logits_to_keep)
+        else:
             labels = F.pad(labels[:, 1:], (0, 1), value=-100)
-        loss, logits = self.predict(x, labels, num_items_in_batch)
+        loss, logits = self.predict(x, attention_mask, labels, num_items_in_batch)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
 
-class HfTinyReformerForMaskedLM(ReformerLM):
+class HfTinyReformerForMaskedLM(EncoderHead, ReformerLM):
     causal = False
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> MaskedLMOutput:
-        """labels (batch, length): the original token where it is masked, else -100. kwargs: as in `HfTinyReformerModel`."""
-        outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
-        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch)
-        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+    output_class = MaskedLMOutput
 
 
 class HfTinyReformerForSequenceClassification(SequenceClassification, HfTinyReformerPreTrainedModel):

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers import GenerationMixin
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -20,21 +18,19 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .heads import count_items
+from .heads import Count, predict_tokens
 from .layers import (
     CrossAttention,
     Dropout,
     EncoderBlock,
-    FeedForward,
     HfTinyConfig,
+    HfTinyPreTrainedModel,
     SelfAttention,
-    cross_entropy,
-    linear_cross_entropy,
+    embed,
     rotary_angles,
     sinusoids,
 )
 
-POSITIONS = ("sinusoidal", "learned", "rotary")
 THETA = 10_000.0  # of sinusoidal and rotary positions
 
 
@@ -48,11 +44,13 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
     norm_first: LayerNorm before each layer instead of after the residual sum.
     scale_embedding: multiply embeddings by the square root of `hidden_size`.
     label_smoothing: the share of each target's probability that the loss spreads over the vocabulary.
+    use_cache: whether keys and values are kept for the next token. When None, `generate` does so, and `forward` when asked to.
     """
 
     model_type = "hf_tiny_seq2seq"
     attribute_map = {"num_hidden_layers": "encoder_layers"}
     keys_to_ignore_at_inference = ["past_key_values", "nll"]
+    choices = {"position_embedding_type": ("sinusoidal", "learned", "rotary")}
 
     vocab_size: int = 37000
     hidden_size: int = 512
@@ -78,17 +76,13 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
     decoder_start_token_id: int | None = 2
     tie_word_embeddings: bool = True
     is_encoder_decoder: bool = True
+    use_cache: bool | None = None
 
     def __post_init__(self, **kwargs):
         if self.decoder_layers is None:
             self.decoder_layers = self.encoder_layers
         super().__post_init__(**kwargs)
-        if self.position_embedding_type not in POSITIONS:
-            raise ValueError(f"position_embedding_type={self.position_embedding_type!r}: choose one of {POSITIONS}.")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act={self.hidden_act!r} is not known: choose relu, gelu or another of ACT2FN.")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing={self.label_smoothing}: choose a share from 0 to below 1.")
+        self.require("label_smoothing", 0 <= self.label_smoothing < 1, "choose a share from 0 to below 1.")
         if None in (self.qk_head_dim, self.v_head_dim) and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} heads: change one of "
@@ -103,6 +97,11 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
         """Of keys and of values, in one head."""
         size = self.hidden_size // self.num_attention_heads
         return self.qk_head_dim or size, self.v_head_dim or size
+
+    @property
+    def block_sizes(self) -> tuple[int, int, int, tuple[int, int]]:
+        """Of an `EncoderBlock`."""
+        return self.hidden_size, self.num_attention_heads, self.intermediate_size, self.head_sizes
 
 
 @dataclass
@@ -128,57 +127,16 @@ def top_k(x: Tensor, k: int, block: int = 128) -> tuple[Tensor, Tensor]:
     return values, places.gather(1, chosen)
 
 
-class DecoderBlock(GradientCheckpointingLayer):
-    """Like `EncoderBlock`, and between its two layers attention to what the encoder says."""
-
-    def __init__(self, config: HfTinySeq2SeqConfig, layer_idx: int):
-        super().__init__()
-        size, heads, eps = config.hidden_size, config.num_attention_heads, config.layer_norm_eps
-        self.norm_first = config.norm_first
-        self.attention = SelfAttention(config, size, heads, config.head_sizes, causal=True, layer_idx=layer_idx)
-        self.attention_norm = nn.LayerNorm(size, eps=eps)
-        self.cross_attention = CrossAttention(config, size, heads, config.head_sizes, layer_idx)
-        self.cross_attention_norm = nn.LayerNorm(size, eps=eps)
-        self.feed_forward = FeedForward(config, size, config.intermediate_size)
-        self.feed_forward_norm = nn.LayerNorm(size, eps=eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-        return norm(x) if self.norm_first else x
-
-    def after(self, norm: nn.LayerNorm, y: Tensor, x: Tensor) -> Tensor:
-        x = self.dropout(y, residual=x)
-        return x if self.norm_first else norm(x)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None,
-        memory_mask: Tensor | None,
-        angles: tuple[Tensor, Tensor] | None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs,
-    ) -> Tensor:
-        cache = {"past_key_values": past_key_values}
-        y, _ = self.attention(self.before(self.attention_norm, x), attention_mask, angles, **cache, **kwargs)
-        x = self.after(self.attention_norm, y, x)
-        norm = self.cross_attention_norm
-        y, _ = self.cross_attention(self.before(norm, x), memory, memory_mask, **cache, **kwargs)
-        x = self.after(norm, y, x)
-        return self.after(self.feed_forward_norm, self.feed_forward(self.before(self.feed_forward_norm, x)), x)
+class DecoderBlock(EncoderBlock):
+    """An `EncoderBlock` that also attends to what the encoder says. A class of its own: sharding wraps blocks by class."""
 
 
-class HfTinySeq2SeqPreTrainedModel(PreTrainedModel):
+class HfTinySeq2SeqPreTrainedModel(HfTinyPreTrainedModel):
     config: HfTinySeq2SeqConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
     # transformers cuts the queries that flash attention gets by the mask of the keys: wrong when the two are of different
     # lengths and the source is padded.
     _supports_flash_attn = False
-    _supports_flex_attn = True
-    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _no_split_modules = ["EncoderBlock", "DecoderBlock"]
 
@@ -221,10 +179,7 @@ class HfTinySeq2SeqEncoder(HfTinySeq2SeqPreTrainedModel):
         size = config.hidden_size
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.positions = Positions(config)
-        self.layers = nn.ModuleList(
-            EncoderBlock(config, size, config.num_attention_heads, config.intermediate_size, config.head_sizes)
-            for _ in range(config.encoder_layers)
-        )
+        self.layers = nn.ModuleList(EncoderBlock(config, *config.block_sizes) for _ in range(config.encoder_layers))
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.post_init()
 
@@ -236,9 +191,7 @@ class HfTinySeq2SeqEncoder(HfTinySeq2SeqPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutput:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-        x, angles = self.positions(self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds)
+        x, angles = self.positions(embed(self.word_embeddings, input_ids, inputs_embeds))
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
         for layer in self.layers:
             x = layer(x, mask, angles, **kwargs)
@@ -255,9 +208,9 @@ class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
     def __init__(self, config: HfTinySeq2SeqConfig):
         super().__init__(config)
         self.positions = Positions(config)
-        self.layers = nn.ModuleList(DecoderBlock(config, index) for index in range(config.decoder_layers))
-        norm_first = config.norm_first
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if norm_first else nn.Identity()
+        size, depth = config.hidden_size, config.decoder_layers
+        self.layers = nn.ModuleList(DecoderBlock(config, *config.block_sizes, index) for index in range(depth))
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.post_init()
 
     @capture_outputs
@@ -283,7 +236,7 @@ class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
             encoder_hidden_states=memory,
         )
         for layer in self.layers:
-            x = layer(x, memory, mask, memory_mask, angles, past_key_values=past_key_values, **kwargs)
+            x = layer(x, mask, angles, memory, memory_mask, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(self.norm(x), past_key_values)
 
 
@@ -327,19 +280,13 @@ class HfTinySeq2SeqModel(HfTinySeq2SeqPreTrainedModel):
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs)
         elif isinstance(encoder_outputs, tuple):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
-        if use_cache and past_key_values is None:
+        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         if decoder_inputs_embeds is None:
             decoder_inputs_embeds = self.encoder.word_embeddings(decoder_input_ids)
-        outputs = self.decoder(
-            decoder_inputs_embeds,
-            decoder_attention_mask,
-            encoder_outputs.last_hidden_state,
-            attention_mask,
-            past_key_values,
-            return_dict=True,
-            **kwargs,
-        )
+        memory = (encoder_outputs.last_hidden_state, attention_mask)
+        inputs = (decoder_inputs_embeds, decoder_attention_mask, *memory, past_key_values)
+        outputs = self.decoder(*inputs, return_dict=True, **kwargs)
         return Seq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
             past_key_values=outputs.past_key_values,
@@ -369,13 +316,9 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> HfTinySeq2SeqLMOutput:
         """
@@ -383,35 +326,18 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
             forcing), unless its own input is given.
         logits_to_keep: only at so many of the last places, or at these places; all when 0.
         num_items_in_batch: how many labels the whole optimiser step has; counted in this batch when None.
+        kwargs: as in `HfTinySeq2SeqModel`.
         """
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+        if labels is not None and decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs,
-            past_key_values,
-            inputs_embeds,
-            decoder_inputs_embeds,
-            use_cache,
-            return_dict=True,
-            **kwargs,
-        )
-        x, smoothing = outputs.last_hidden_state, self.config.label_smoothing
-        loss = nll = logits = None
+        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
+        x = outputs.last_hidden_state
         if labels is None:
-            logits = self.lm_head(slice_logits_to_keep(x, logits_to_keep))
-        elif self.training and type(self.lm_head) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
-            known, count = labels.ne(-100), count_items(labels, num_items_in_batch)
-            loss, nll = linear_cross_entropy(x[known], self.lm_head, labels[known], count, smoothing)
-        else:
-            logits, count = self.lm_head(x), count_items(labels, num_items_in_batch)
-            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), count, smoothing)
-            nll = cross_entropy(logits.detach().flatten(0, 1), labels.flatten(), count)
-        known_already = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return HfTinySeq2SeqLMOutput(loss=loss, logits=logits, nll=nll, **known_already)
+            x = slice_logits_to_keep(x, logits_to_keep)
+        loss, nll, logits = predict_tokens(self.lm_head, x, labels, num_items_in_batch, self.config.label_smoothing)
+        rest = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return HfTinySeq2SeqLMOutput(loss=loss, logits=logits, nll=nll, **rest)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shifted right behind the start token; -100 becomes padding afterwards."""

@@ -6,22 +6,19 @@ import torch
 import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .heads import POOLING, count_items
-from .layers import Dropout, EncoderBlock, HfTinyConfig, SelfAttention, cross_entropy, sinusoids
+from .heads import Count, classification_loss, count_items
+from .layers import Dropout, EncoderBlock, HfTinyConfig, HfTinyPreTrainedModel, SelfAttention, sinusoids
 
 Size = int | list[int] | tuple[int, ...]  # (height, width), or one number for both
-POSITIONS = ("learned", "sinusoidal")
 
 
-def pair(size: Size) -> tuple[int, int]:
+def height_and_width(size: Size) -> tuple[int, int]:
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
@@ -42,6 +39,7 @@ class HfTinyViTConfig(HfTinyConfig):
     """
 
     model_type = "hf_tiny_vit"
+    choices = {"position_embedding_type": ("learned", "sinusoidal")}
     norm_first = True
 
     image_size: Size = 224
@@ -76,15 +74,8 @@ class HfTinyViTConfig(HfTinyConfig):
         self.image_size = self.image_size if isinstance(self.image_size, int) else list(self.image_size)
         self.patch_size = self.patch_size if isinstance(self.patch_size, int) else list(self.patch_size)
         self.position_grid = list(self.position_grid or self.grid_size(self.image_size))
-        if self.pooling not in POOLING:
-            raise ValueError(f"pooling={self.pooling!r}: choose one of {POOLING}.")
-        if self.position_embedding_type not in POSITIONS:
-            raise ValueError(f"position_embedding_type={self.position_embedding_type!r}: choose one of {POSITIONS}.")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act={self.hidden_act!r} is not known: choose gelu, relu or another of ACT2FN.")
         for name in ("label_smoothing", "drop_path_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: choose a share from 0 to below 1.")
+            self.require(name, 0 <= getattr(self, name) < 1, "choose a share from 0 to below 1.")
         for part in ("", "decoder_"):
             size, heads = getattr(self, f"{part}hidden_size"), getattr(self, f"{part}num_attention_heads")
             if size % heads:
@@ -97,12 +88,12 @@ class HfTinyViTConfig(HfTinyConfig):
     @property
     def patch_dim(self) -> int:
         """How many numbers a patch has."""
-        height, width = pair(self.patch_size)
+        height, width = height_and_width(self.patch_size)
         return height * width * self.num_channels
 
     def grid_size(self, image_size: Size) -> tuple[int, int]:
         """The rows and columns of patches in an image."""
-        image, patch = pair(image_size), pair(self.patch_size)
+        image, patch = height_and_width(image_size), height_and_width(self.patch_size)
         if image[0] % patch[0] or image[1] % patch[1]:
             near = [{max(a // b, 1) * b, -(-a // b) * b} for a, b in zip(image, patch, strict=True)]
             sizes = ", ".join(f"{height} x {width}" for height in sorted(near[0]) for width in sorted(near[1]))
@@ -118,16 +109,16 @@ def patchify(pixel_values: Tensor, config: HfTinyViTConfig) -> Tensor:
     if pixel_values.dim() != 4 or pixel_values.shape[1] != config.num_channels:
         raise ValueError(
             f"pixel_values are {tuple(pixel_values.shape)}, but the model takes (batch, {config.num_channels}, height, "
-            "width): convert the pictures to grey or RGB, as it was trained."
+            "width): convert the images to grey or RGB, as it was trained."
         )
-    (rows, columns), (height, width) = config.grid_size(pixel_values.shape[2:]), pair(config.patch_size)
+    (rows, columns), (height, width) = config.grid_size(pixel_values.shape[2:]), height_and_width(config.patch_size)
     patches = pixel_values.unflatten(3, (columns, width)).unflatten(2, (rows, height))
     return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def unpatchify(patches: Tensor, grid: tuple[int, int], config: HfTinyViTConfig) -> Tensor:
     """What `patchify` was given."""
-    parts = patches.unflatten(2, (config.num_channels, *pair(config.patch_size))).unflatten(1, grid)
+    parts = patches.unflatten(2, (config.num_channels, *height_and_width(config.patch_size))).unflatten(1, grid)
     return parts.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
@@ -138,7 +129,7 @@ def moments(patches: Tensor) -> tuple[Tensor, Tensor]:
 
 def take(x: Tensor, ids: Tensor) -> Tensor:
     """The rows `ids` (batch, n) of x (batch, rows, size), whole rows at a time: `gather` goes number by number."""
-    starts = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+    starts = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return F.embedding(starts + ids, x.flatten(0, 1))
 
 
@@ -156,13 +147,13 @@ class GridPositions(nn.Module):
     def __init__(self, config: HfTinyViTConfig, size: int):
         super().__init__()
         self.size = size
-        self.grid = pair(config.position_grid)
+        self.grid = height_and_width(config.position_grid)
         self.learned = config.position_embedding_type == "learned"
         if self.learned:
             self.table = nn.Embedding(self.grid[0] * self.grid[1], size)
 
     def forward(self, grid: tuple[int, int], like: Tensor) -> Tensor:
-        """(places, size). Another grid than that of `position_grid` is laid over the same picture."""
+        """(places, size). Another grid than that of `position_grid` is laid over the same image."""
         if not self.learned:
             rows, columns = (self.along(*sizes, like) for sizes in zip(grid, self.grid, strict=True))
             both = (rows[:, None].expand(-1, len(columns), -1), columns.expand(len(rows), -1, -1))
@@ -197,7 +188,7 @@ class ViTEmbeddings(nn.Module):
             patches, positions = take(patches, visible), F.embedding(visible, positions)
         x = self.projection(patches) + positions
         prefix = self.prefix(torch.arange(self.prefix.num_embeddings, device=x.device))
-        return self.dropout(torch.cat((prefix.to(x.dtype).expand(len(x), -1, -1), x), dim=1))
+        return self.dropout(torch.cat((prefix.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1))
 
 
 class LayerScale(nn.Module):
@@ -230,21 +221,16 @@ class ViTBlock(EncoderBlock):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         if self.training and self.drop_path > 0:
-            kept = torch.rand(len(y), 1, 1, device=y.device) >= self.drop_path
+            kept = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
             y = y * (kept / (1 - self.drop_path)).to(y.dtype)
         return self.dropout(y, residual=x)
 
 
-class HfTinyViTPreTrainedModel(PreTrainedModel):
+class HfTinyViTPreTrainedModel(HfTinyPreTrainedModel):
     config: HfTinyViTConfig
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _no_split_modules = ["ViTEmbeddings", "ViTBlock"]
     _can_record_outputs = {"hidden_states": ViTBlock, "attentions": SelfAttention}
@@ -301,10 +287,10 @@ class HfTinyViTForImageClassification(HfTinyViTPreTrainedModel):
         self,
         pixel_values: Tensor,
         labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> ImageClassifierOutput:
-        """labels: the class of each image (batch,), or the probability of each class (batch, classes), as mixup has it."""
+        """labels: the class of each image (batch,), or floats (batch, classes): see `classification_loss`."""
         recorded = kwargs.get("output_hidden_states", self.config.output_hidden_states) or kwargs.get(
             "output_attentions", self.config.output_attentions
         )
@@ -312,14 +298,8 @@ class HfTinyViTForImageClassification(HfTinyViTPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         loss = None
         if labels is not None:
-            soft = labels.is_floating_point()
-            if labels.shape != (logits.shape if soft else logits.shape[:1]):
-                raise ValueError(
-                    f"labels are {labels.dtype} of shape {tuple(labels.shape)}: give class numbers ({len(logits)},), or "
-                    f"floats {tuple(logits.shape)} with the probability of each class."
-                )
-            count = count_items(labels[:, 0] if soft else labels, num_items_in_batch)
-            loss = cross_entropy(logits, labels.float() if soft else labels, count, self.config.label_smoothing)
+            smoothing = self.config.label_smoothing
+            loss = classification_loss(logits, labels, self.config, num_items_in_batch, smoothing)
         return ImageClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
@@ -382,7 +362,7 @@ class HfTinyViTForMaskedImageModeling(HfTinyViTPreTrainedModel):
         self,
         pixel_values: Tensor,
         ids_keep: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         output_logits: bool | None = None,
         **kwargs,
     ) -> HfTinyViTForMaskedImageModelingOutput:

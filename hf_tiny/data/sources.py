@@ -1,0 +1,408 @@
+"""THE reader: files, folders, globs, .gz and datasets of the Hub become rows that know their place.
+
+A file is read as a whole or in parts (`parts`), each by itself. Each mistake is a message that says which file and line.
+"""
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from glob import glob
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+from datasets.exceptions import DatasetGenerationError
+
+from hf_tiny.errors import InputError
+
+ENCODING_ERRORS = ("strict", "replace")
+TEXT = ".txt"
+HUB = ".hub"  # stands where a file has its suffix: this is a split of a dataset on the Hub, to be streamed
+PIECE_BYTES = 1 << 16  # Longer lines of a text file may be read in pieces.
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a file: bytes [start, stop) of lines, row groups [start, stop) of Parquet or Arrow. Of a dataset that is
+    streamed from the Hub, shard `start`."""
+
+    # A stream that goes on is recognised by the representation of its parts: copies have other paths and times.
+    path: str = field(repr=False)
+    start: int = 0
+    stop: int = sys.maxsize
+    size: int = 0
+    number: int = 0  # of the file in its corpus
+    version: int = field(default=0, repr=False)  # when the file was changed, or at which commit the dataset is
+
+
+class Place(NamedTuple):
+    """A line, as `file:line`. How many lines are before its part of the file is counted only when a message says it."""
+
+    part: Part
+    number: int
+    offset: int
+
+    def __str__(self) -> str:
+        path, start = self.part.path, self.part.start
+        lines = raw_lines(Part(path, stop=start), PIECE_BYTES) if start else ()
+        before = sum(raw.endswith(b"\n") for _, raw in lines)
+        return f"{path}:{before + self.number}"
+
+
+Rows = Iterator[tuple[Place | str, dict]]
+
+
+# Finding files
+
+
+def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffix: bool = False) -> list[str]:
+    """The files of files, folders and globs. Of a folder only those with a supported suffix; with `any_suffix` a file
+    that is named itself may have another."""
+    found = []
+    for pattern in map(os.path.expanduser, patterns):
+        matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
+        if not matches:
+            raise InputError(f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.")
+        for path in map(Path, matches):
+            inside = sorted(str(file) for file in path.rglob("*") if kind(file) in supported and file.is_file())
+            if path.is_dir() and not inside:
+                raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(supported)}.")
+            if not path.is_dir() and kind(path) not in supported and not any_suffix:
+                raise InputError(f"{flag} {path}: the name must end in {', '.join(supported)}, with or without .gz.")
+            found += inside or [str(path)]
+    return list(dict.fromkeys(map(os.path.realpath, found)))
+
+
+def kind(path: str | Path) -> str:
+    """The suffix that says how to read a file; .gz is no such suffix."""
+    return Path(str(path).lower().removesuffix(".gz")).suffix
+
+
+def is_gzip(path: str) -> bool:
+    return path.lower().endswith(".gz")
+
+
+def open_bytes(path: str):
+    return (gzip.open if is_gzip(path) else open)(path, "rb")
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Files that are missing, broken or not ours to read are the person's to mend."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, pa.ArrowInvalid) as error:
+        raise InputError(f"{path}: the file cannot be read: {error}") from error
+
+
+def parts(path: str, size: int, number: int = 0, mark: bytes = b"\n") -> Iterator[Part]:
+    """A file cut into parts of about `size` bytes; a text file after a `mark`, such as the end of a line."""
+    with readable(path):
+        version, total = os.stat(path).st_mtime_ns, os.path.getsize(path)
+        if is_gzip(path) or kind(path) in (".csv", ".tsv") or (kind(path) in JSON and _is_list(path)):
+            ranges = iter([(0, sys.maxsize, total)])
+        elif kind(path) in GROUP_SIZES:
+            ranges = _group_ranges(GROUP_SIZES[kind(path)](path), size)
+        else:
+            ranges = _byte_ranges(path, size, total, mark)
+        for start, stop, bytes_ in ranges:
+            yield Part(path, start, stop, bytes_, number, version)
+
+
+def _group_ranges(sizes: list[int], size: int) -> Iterator[tuple[int, int, int]]:
+    start = 0
+    for stop in range(1, len(sizes) + 1):
+        if sum(sizes[start:stop]) >= size or stop == len(sizes):
+            yield start, stop, sum(sizes[start:stop])
+            start = stop
+
+
+def _byte_ranges(path: str, size: int, total: int, mark: bytes) -> Iterator[tuple[int, int, int]]:
+    start = 0
+    with open(path, "rb") as file:
+        while start < total:
+            file.seek(start + size)
+            if kind(path) == TEXT:
+                window = file.read(PIECE_BYTES)
+                more = window.find(mark) + len(mark) if mark in window else _last_break(window)
+            else:
+                more = len(file.readline())  # a row of a table stays whole, however long it is
+            stop = min(start + size + more, total)
+            yield start, stop, stop - start
+            start = stop
+
+
+def _last_break(window: bytes) -> int:
+    """The last place where UTF-8 can be cut: after a line or a word, else between two characters."""
+    between = (place for place in range(len(window) - 1, 0, -1) if window[place] & 0xC0 != 0x80)
+    return window.rfind(b"\n") + 1 or window.rfind(b" ") + 1 or next(between, len(window))
+
+
+# Lines
+
+
+def raw_lines(part: Part, limit: int = sys.maxsize) -> Iterator[tuple[Place, bytes]]:
+    """The lines of a part, with their line breaks; a line longer than the limit comes in pieces."""
+    number, offset, rest = 1, part.start, b""
+    with readable(part.path), open_bytes(part.path) as file:
+        file.seek(offset)
+        while line := rest + file.readline(min(limit, part.stop - offset) - len(rest)):
+            cut = len(line) if len(line) < limit or line.endswith(b"\n") else _last_break(line)
+            yield Place(part, number, offset), line[:cut]
+            number += line.endswith(b"\n")
+            offset, rest = offset + cut, line[cut:]
+
+
+def decode(raw: bytes, place: Place, encoding_errors: str, counts: Counter) -> str:
+    """UTF-8 bytes as text, without the mark that a file may begin with."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        if encoding_errors == "strict":
+            raise InputError(
+                f"{place}: the byte at offset {place.offset + error.start} of the file is not UTF-8. "
+                "Convert the file to UTF-8, or have such bytes replaced and counted with --encoding_errors replace."
+            ) from None
+        text = raw.decode(errors="replace")
+        counts["characters replaced"] += text.count("\ufffd") - raw.count("\ufffd".encode())
+    return text.removeprefix("\ufeff") if place.offset == 0 else text
+
+
+def _lines(part: Part, encoding_errors: str, counts: Counter) -> Iterator[tuple[Place, str]]:
+    for place, raw in raw_lines(part):
+        yield place, decode(raw, place, encoding_errors, counts).rstrip("\r\n")
+
+
+def numbered_lines(path: str, encoding_errors: str, counts: Counter) -> Iterator[tuple[int, str]]:
+    """Each line of a text file with its number, from 1, without its line break."""
+    return ((place.number, line) for place, line in _lines(Part(path), encoding_errors, counts))
+
+
+# Rows
+
+
+def table_rows(path: str, encoding_errors: str, counts: Counter) -> Iterator[tuple[str, dict]]:
+    """Each row of a table with its place, such as `file.csv:3`."""
+    return ((str(place), row) for place, row in rows(Part(path), encoding_errors, counts))
+
+
+def rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None = None) -> Rows:
+    """The same for a part of a file; of the formats that allow it, only these columns are read."""
+    with readable(part.path):
+        yield from READERS[kind(part.path)](part, encoding_errors, counts, columns)
+
+
+def _csv_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader((f"{line}\n" for _, line in _lines(part, encoding_errors, counts)), strict=True)
+    try:
+        yield from _with_header((f"{part.path}:{reader.line_num}", row) for row in reader if row)
+    except csv.Error as error:
+        raise InputError(f"{part.path}:{reader.line_num}: not a table: {error}.") from None
+
+
+def _tsv_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+    """A line is a row: quotes are text in .tsv, and people write them unpaired."""
+    lines = _lines(part, encoding_errors, counts)
+    yield from _with_header((place, line.split("\t")) for place, line in lines if line)
+
+
+def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
+    _, header = next(table, ("", []))
+    for place, row in table:
+        if len(row) != len(header):
+            raise InputError(
+                f"{place}: this row has {len(row)} columns, and the first line names {len(header)}: {', '.join(header)}."
+            )
+        yield place, dict(zip(header, row, strict=True))
+
+
+def _json_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+    """An object a line, or one list of objects, which is read as a whole."""
+    lines = _lines(part, encoding_errors, counts)
+    if _is_list(part.path):
+        values = _parsed("\n".join(line for _, line in lines), f"{part.path}:1")
+        found = ((f"{part.path}, row {number}", value) for number, value in enumerate(values, 1))
+    else:
+        found = ((place, _parsed(line, place)) for place, line in lines if line.strip())
+    for place, row in found:
+        if not isinstance(row, dict):
+            raise InputError(f"{place}: not a JSON object. A line, or a row of the list, must be an object.")
+        yield place, row
+
+
+def _is_list(path: str) -> bool:
+    with open_bytes(path) as file:
+        return file.read(PIECE_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _parsed(text: str, place: Place | str):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{place}: not JSON: {error}. A line must be an object, or the file a list of objects."
+        ) from None
+
+
+def _parquet_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+    with open_bytes(part.path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+        wanted = _known(columns, file.schema_arrow)
+        groups = range(part.start, min(part.stop, file.num_row_groups))
+        before = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
+        yield from _batch_rows(part, file.schema_arrow, file.iter_batches(1000, groups, wanted), wanted, before)
+
+
+def _arrow_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+    """As `datasets` writes it: Arrow's format for streams."""
+    opened = open_bytes(part.path) if is_gzip(part.path) else pa.memory_map(part.path)
+    with opened as file, pa.ipc.open_stream(file) as stream:
+        wanted = _known(columns, stream.schema)
+        before = sum(batch.num_rows for batch in islice(stream, part.start))
+        batches = (batch.select(wanted) for batch in islice(stream, part.stop - part.start))
+        yield from _batch_rows(part, stream.schema, batches, wanted, before)
+
+
+def _known(columns: list[str] | None, schema: pa.Schema) -> list[str]:
+    """All of them when one that is asked for is missing: a message can then say which there are."""
+    return columns if columns and set(columns) <= set(schema.names) else schema.names
+
+
+def _batch_rows(part: Part, schema: pa.Schema, batches: Iterator, columns: list[str], before: int) -> Rows:
+    names = class_names(datasets.Features.from_arrow_schema(schema))
+    names = {column: classes for column, classes in names.items() if column in columns}
+    for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), before + 1):
+        yield f"{part.path}, row {number}", named(row, names)
+
+
+def _parquet_sizes(path: str) -> list[int]:
+    metadata = pyarrow.parquet.read_metadata(path)
+    return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+
+
+def _arrow_sizes(path: str) -> list[int]:
+    with pa.memory_map(path) as file, pa.ipc.open_stream(file) as stream:
+        return [batch.nbytes for batch in stream]
+
+
+def _hub_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+    name, config, split = part.path.removesuffix(HUB).rsplit(":", 2)
+    data = _hub_stream(name, config or None)[0][split]
+    for number, row in enumerate(data.shard(data.num_shards, part.start), 1):
+        yield f"{name}, {split}, shard {part.start}, row {number}", row
+
+
+GROUP_SIZES = {".parquet": _parquet_sizes, ".arrow": _arrow_sizes}
+JSON = (".jsonl", ".json")
+TABLES = {
+    ".csv": _csv_rows,
+    ".tsv": _tsv_rows,
+    **dict.fromkeys(JSON, _json_rows),
+    ".parquet": _parquet_rows,
+    ".arrow": _arrow_rows,
+}
+READERS = {**TABLES, HUB: _hub_rows}
+
+
+# Cells
+
+
+def cell(row: dict, column: str, place: Place | str, flag_name: str):
+    """What a column of a row holds; `flag_name` is the flag that names the column."""
+    if column not in row:
+        raise InputError(
+            f"{place}: there is no column {column!r}, only {', '.join(map(repr, row))}. Name the right one with {flag_name}."
+        )
+    return row[column]
+
+
+def text_cell(row: dict, column: str, place: Place | str, flag_name: str) -> str:
+    value = cell(row, column, place, flag_name)
+    if not isinstance(value, str | None):
+        raise InputError(f"{place}: {column!r} is {value!r} and must be text. See {flag_name}.")
+    return value or ""
+
+
+def list_cell(row: dict, column: str, place: Place | str, flag_name: str) -> list:
+    value = cell(row, column, place, flag_name)
+    if not isinstance(value, list):
+        raise InputError(f"{place}: {column!r} is {value!r} and must be a list. See {flag_name}.")
+    return value
+
+
+def class_names(features: datasets.Features) -> dict[str, list[str]]:
+    """The columns that hold class numbers, or lists of them, and the names of the classes."""
+    inner = {column: f.feature if isinstance(f, datasets.List) else f for column, f in features.items()}
+    return {column: feature.names for column, feature in inner.items() if isinstance(feature, datasets.ClassLabel)}
+
+
+def named(row: dict, names: dict[str, list[str]]) -> dict:
+    """The row with names in place of class numbers; -1, which stands for a hidden label, becomes None."""
+    for column, classes in names.items():
+        value = row[column]
+        lookup = dict(enumerate(classes))
+        row[column] = [lookup.get(each) for each in value] if isinstance(value, list) else lookup.get(value)
+    return row
+
+
+def hashed_below(share: float, key: str) -> bool:
+    """True for this share of all keys, and for the same ones on every machine."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") < share * 2**64
+
+
+# The Hub
+
+
+def load_hub(name: str, config: str | None) -> datasets.DatasetDict:
+    """The splits of a dataset on the Hub; `train` is one of them."""
+    with _loadable(name):
+        splits = datasets.load_dataset(name, config)
+    return _with_train(name, splits)
+
+
+def hub_parts(name: str, config: str | None) -> dict[str, list[Part]]:
+    """The shards of each split, to be streamed."""
+    splits, version = _hub_stream(name, config)
+    paths = {split: f"{name}:{config or ''}:{split}{HUB}" for split in splits}
+    return {
+        split: [Part(paths[split], shard, shard + 1, 0, shard, version) for shard in range(data.num_shards)]
+        for split, data in splits.items()
+    }
+
+
+@lru_cache(maxsize=8)
+def _hub_stream(name: str, config: str | None) -> tuple[dict[str, datasets.IterableDataset], int]:
+    """The splits, in as many shards as their files allow (of Parquet, a row group is one), and a number that says which
+    repository it is, and at which commit."""
+    with _loadable(name):
+        builder = datasets.load_dataset_builder(name, config)
+        splits = builder.as_streaming_dataset()
+    origins = [files.origin_metadata for files in builder.config.data_files.values()]
+    streams = {split: data.reshard() for split, data in _with_train(name, splits).items()}
+    return streams, zlib.crc32(repr(origins).encode())
+
+
+@contextmanager
+def _loadable(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, DatasetGenerationError) as error:
+        raise InputError(f"--dataset_name {name}: it could not be loaded: {error}") from error
+
+
+def _with_train(name: str, splits: dict) -> dict:
+    if "train" not in splits:
+        raise InputError(f"--dataset_name {name}: it has no split train, only {', '.join(splits)}.")
+    return splits

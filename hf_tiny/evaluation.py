@@ -1,0 +1,102 @@
+"""Evaluation on held-out data, shared by the processes."""
+
+import inspect
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, send_to_device
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.utils import ModelOutput
+
+from .data.batches import Batch, Source, num_items, num_tokens
+
+Results = dict[str, np.ndarray]
+
+
+def divides_by_count(model: nn.Module) -> bool:
+    """hf_tiny's models divide their loss by the step's count; transformers' own give the mean over the micro-batch."""
+    return "num_items_in_batch" in inspect.signature(model.forward).parameters
+
+
+def call(model: nn.Module, batch: dict, counts: Tensor | None) -> ModelOutput:
+    """The model's outputs for a batch, without what is not for the model."""
+    inputs = {name: value for name, value in batch.items() if name not in ("about", "num_items_in_batch")}
+    return model(**inputs) if counts is None else model(**inputs, num_items_in_batch=counts)
+
+
+def flops_per_token(model: nn.Module, batch: Batch) -> float:
+    """Floating-point operations per token of a forward pass; random numbers and gradients are left alone."""
+    with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call(model, send_to_device(batch, model.device), None)
+    return counter.get_total_flops() / int(num_tokens(batch))
+
+
+class Evaluation:
+    """What a task measures on held-out data.
+
+    A task says how: `collect` takes what is needed from one batch, item by item; `compute` turns all of it into figures;
+    `report` writes files about the last results (predictions, images) into a folder.
+    """
+
+    def __init__(self, batches: Source):
+        self.batches = batches
+        self.results: Results = {}
+
+    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+        return loss_and_items(outputs, batch)
+
+    def generate(self, model: nn.Module, batch: Batch) -> Results:
+        """What is taken from the model beside its outputs."""
+        return {}
+
+    def compute(self, results: Results) -> dict[str, float]:
+        return {"loss": mean_loss(results)}
+
+    def report(self, folder: Path) -> None: ...
+
+    def training_figures(self, outputs: ModelOutput, batch: Batch) -> dict[str, float]:
+        """Figures of a micro-batch of training for the log, beside the losses."""
+        return {}
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """The processes share the batches; every item counts once, in the order of the data, however many there are. All
+        call the model equally often, as a model in shards needs: what one evaluates a second time is left out."""
+        model.eval()
+        divides, results = divides_by_count(model), []
+        for first in range(0, len(self.batches), accelerator.num_processes):
+            index = (first + accelerator.process_index) % len(self.batches)
+            batch = send_to_device(self.batches[index], accelerator.device)
+            with accelerator.autocast():
+                outputs = call(model, batch, batch["num_items_in_batch"] if divides else None)
+                results.append((index, {**self.collect(outputs, batch), **self.generate(model, batch)}))
+        model.train()
+        by_index = dict(gather_object(results))
+        ordered = [by_index[index] for index in range(len(self.batches))]
+        self.results = {name: np.concatenate([result[name] for result in ordered]) for name in ordered[0]}
+        return self.compute(self.results)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """bfloat16, which numpy does not have, as float32."""
+    return (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().numpy()
+
+
+def loss_and_items(outputs: ModelOutput, batch: Batch, name: str = "loss") -> Results:
+    """A loss as a sum and a count: batches of different size then weigh what they should. Without items there is no
+    loss."""
+    items = num_items(batch)[None]
+    return {name: array(torch.where(items > 0, outputs[name].float() * items, 0.0)), "items": array(items)}
+
+
+def mean_loss(results: Results, name: str = "loss") -> float:
+    items = results["items"].sum()
+    return float(results[name].sum(dtype=np.float64) / items) if items else math.nan
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))  # above that a float is infinite

@@ -1,0 +1,178 @@
+"""What people look at when a run is over: images and tables. matplotlib and scikit-learn are loaded by what needs them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+# Of these figures a curve is drawn.
+SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy", "f1", "uas", "las", "pearson", "bits_per_byte")
+MOST_CLASSES, MOST_COUNTS = 50, 20  # what is readable in a confusion matrix: classes, and classes with their counts
+
+
+def number(value: float) -> str:
+    """Four digits are enough for people: 6.5, 0.9877, 123,457."""
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def draw_curves(output_dir: Path) -> None:
+    """curves.png: a panel for each figure, training and held-out together."""
+    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    names = [
+        name
+        for name in dict.fromkeys(key.removeprefix("eval_") for line in lines for key in line)
+        if name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second")
+    ]
+    columns = 3
+    rows = -(-len(names) // columns)
+    figure = _figure(4 * columns, 2.6 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=False):
+        for key, label in ((name, "training"), (f"eval_{name}", "held out")):
+            points = [(line["step"], line[key]) for line in lines if key in line]
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="." if label == "held out" else None, label=label)
+        axis.set_title(name.replace("_", " "))
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    axes.flat[0].legend()
+    figure.savefig(output_dir / "curves.png")
+
+
+def draw_confusion(path: Path, labels: Sequence[str], gold: Sequence[int], found: Sequence[int]) -> None:
+    """How often each gold label (row) was answered with each label (column), coloured by the row's shares.
+
+    At most MOST_CLASSES are drawn, the most frequent ones. Where no installed font has the letters of the labels, they
+    become numbers, and a .txt file beside the image says what the numbers mean.
+    """
+    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+
+    matrix = confusion_matrix(gold, found, labels=range(len(labels)))
+    kept = np.sort(np.argsort(-matrix.sum(1), kind="stable")[:MOST_CLASSES])
+    counts, names = matrix[np.ix_(kept, kept)], [labels[index] for index in kept]
+    shares = counts / np.maximum(matrix.sum(1)[kept], 1)[:, None]
+    notes = [f"the {len(kept)} most frequent of {len(labels)}"] if len(kept) < len(labels) else []
+    if fonts_for("".join(names)) is None:
+        key = path.with_suffix(".txt")
+        key.write_text("".join(f"{number}: {name}\n" for number, name in enumerate(names, 1)), encoding="utf-8")
+        notes.append(f"numbers: see {key.name}")
+    counted = len(kept) <= MOST_COUNTS
+    cell = max(3.0 / len(kept), 0.5 if counted else 0.22)  # inches
+    side = 2.0 + cell * len(kept)
+    figure = _figure(side + 1, side)
+    axis = figure.subplots()
+    sizes = {"fontsize": 9 if 0.11 * len(f"{counts.max():,}") < cell else 7}
+    shown = ConfusionMatrixDisplay(shares)
+    shown.plot(
+        ax=axis, cmap="Blues", include_values=counted, colorbar=False, im_kw={"vmin": 0, "vmax": 1}, text_kw=sizes
+    )
+    for text, count, share in zip(shown.text_.flat, counts.flat, shares.flat, strict=True) if counted else ():
+        text.set(text=f"{count:,}" if count else "", color="white" if share > 0.5 else "black")
+    _name_ticks(axis, names, names, 9 if counted else 7, cell)
+    axis.set(xlabel="predicted", ylabel="gold")
+    axis.set_title(", ".join(notes), fontsize=9)
+    figure.colorbar(shown.im_, label="share of the gold label", shrink=0.8)
+    figure.savefig(path, bbox_inches="tight")
+
+
+def draw_attention(
+    path: Path, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], ylabel="target", xlabel="source"
+) -> None:
+    """A heat map: how much each row (a token of the target, say) attends to each column; weights: (rows, columns)."""
+    figure = _figure(3 + 0.3 * len(columns), 1.5 + 0.3 * len(rows))
+    axis = figure.subplots()
+    image = axis.imshow(weights, cmap="Blues", vmin=0)
+    _name_ticks(axis, rows, columns, 10, cell=0.3)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    figure.colorbar(image, label="attention", shrink=0.8)
+    figure.savefig(path)
+
+
+@contextmanager
+def recorded_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model as it must be to give its attention weights: evaluating, without a fused kernel."""
+    used = model.config._attn_implementation
+    model.eval().set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(used)
+
+
+def draw_images(path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] = ()) -> None:
+    """Rows of images under each other; of each row what it shows, and (count, height, width, channels) in 0 ... 1."""
+    count = len(next(iter(rows.values())))
+    figure = _figure(1.4 * count + 1, 1.5 * len(rows))
+    axes = figure.subplots(len(rows), count, squeeze=False)
+    for line, (name, images) in zip(axes, rows.items(), strict=True):
+        for axis, image in zip(line, images, strict=True):
+            grey = image.shape[-1] == 1
+            axis.imshow(image[..., 0] if grey else image.clip(0, 1), cmap="gray" if grey else None, vmin=0, vmax=1)
+            axis.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name)
+    for axis, title in zip(axes[0], titles, strict=False):
+        axis.set_title(title[:16], fontsize=8, family=fonts_for(title[:16]) or fonts_for(""), parse_math=False)
+    figure.savefig(path)
+
+
+def _figure(width: float, height: float):
+    """Not of pyplot: it needs no display, and nothing has to be closed."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=100, layout="constrained")
+
+
+def _name_ticks(axis, rows: Sequence[str], columns: Sequence[str], fontsize: int, cell: float) -> None:
+    """Names beside the rows and below the columns of a matrix; numbers where no font has their letters. cell: in inches."""
+    fonts = fonts_for("".join([*rows, *columns]))
+    if fonts is None:
+        fonts = fonts_for("")
+        rows, columns = ([str(place) for place in range(1, len(side) + 1)] for side in (rows, columns))
+    rows, columns = ([name if len(name) <= 24 else f"{name[:23]}…" for name in side] for side in (rows, columns))
+    style = {"family": fonts, "parse_math": False, "fontsize": fontsize}
+    axis.set_xticks(range(len(columns)), columns, rotation=0 if 0.12 * max(map(len, columns)) < cell else 90, **style)
+    axis.set_yticks(range(len(rows)), rows, **style)
+
+
+def fonts_for(text: str) -> list[str] | None:
+    """matplotlib's own font, and where that lacks some letters an installed one that has them; None: there is none."""
+    from matplotlib import font_manager
+
+    own = font_manager.findfont("DejaVu Sans")
+    lacking = {ord(letter) for letter in text} - font_manager.get_font(own).get_charmap().keys()
+    if not lacking:
+        return ["DejaVu Sans"]
+    for font in font_manager.fontManager.ttflist:
+        # The last resort draws a box for every letter; matplotlib's list may name fonts that are gone.
+        usable = not font.name.startswith("Last Resort") and Path(font.fname).exists()
+        if usable and lacking <= font_manager.get_font(font.fname).get_charmap().keys():
+            return ["DejaVu Sans", font.name]
+    return None
+
+
+def print_summary(output_dir: Path, results: dict[str, float], pipeline: str | None) -> None:
+    """A table of the figures, and the commands to run next."""
+    line, folder = "=" * 72, str(output_dir)
+    print(f"\n{line}")
+    for name, value in results.items():
+        print(f"  {name:34s} {number(value):>20}")
+    use = f"from transformers import AutoModel; AutoModel.from_pretrained({folder!r})"
+    if pipeline:
+        use = f"from transformers import pipeline; pipeline({pipeline!r}, model={folder!r})"
+    print(f"{line}\n  curves:  {output_dir / 'curves.png'}\n  card:    {output_dir / 'README.md'}")
+    print(f"  use it:  import hf_tiny; {use}")
+    print(f"  push it: python -m hf_tiny.hub push {output_dir} --hub_model_id you/{output_dir.resolve().name}")
+
+
+def print_seeds(summary: dict[str, float]) -> None:
+    print(f"\n{summary['seeds']} seeds, mean and deviation:")
+    for name, value in summary.items():
+        if name.startswith(("eval_", "test_", "train_runtime")) and not name.endswith("_std"):
+            print(f"  {name:34s} {number(value):>12} ± {number(summary[f'{name}_std'])}")

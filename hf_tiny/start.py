@@ -1,0 +1,315 @@
+"""What to start from: scratch, a checkpoint or a native model; which weights may move, and how fast."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from . import checkpoint
+from .arguments import flag
+from .callbacks import L2SP, Callback, MergeLora
+from .errors import InputError, require
+from .models import HfTinyReformerConfig
+from .optim import depths, layer_groups
+from .tokenizer import NEEDED_TOKENS, SEQ2SEQ_NEEDED_TOKENS, load_existing, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# With these the changes to the configuration go into it; other loaders get them beside the encoder's configuration.
+HEADS = (AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification)
+NEED_PRETRAINED = {"trainable_layers": -1, "reinit_layers": 0, "lora_rank": 0, "measure_forgetting": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartArguments:
+    """What to start from."""
+
+    GROUP: ClassVar[str] = "model"
+
+    model_name_or_path: str | None = flag(None, "The pretrained model to start from: a folder or a Hub id.")
+    config_name: str | None = flag(
+        None, "Start from scratch, with the configuration (and the tokenizer) of this model."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferArguments(StartArguments):
+    """What of it moves, and how fast."""
+
+    layer_decay: float = flag(1.0, "Each layer learns at this fraction of the rate of the one above.", above=0, high=1)
+    head_lr_factor: float = flag(1.0, "The head learns at this multiple of the rate.", above=0)
+    slow_start_steps: int = flag(0, "Number of steps in which only the head learns.", low=0)
+    unfreeze_steps: int = flag(
+        0, "After that, one more layer begins to learn every so many steps, from the last one down.", low=0
+    )
+    trainable_layers: int = flag(-1, "-1 trains all layers, 0 only the head, n the head and the last n layers.", low=-1)
+    l2_sp: float = flag(1.0, "Decay of a pretrained encoder's weights towards their start; 0: towards zero.", low=0)
+    reinit_layers: int = flag(0, "Number of last layers that are initialised again before training.", low=0)
+    lora_rank: int = flag(0, "Train adapters of this rank (and the head) instead of the encoder's weights.", low=0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The models that a task can start from: those of a mapping of transformers."""
+
+    name: str
+    mapping: Mapping
+    advice: str
+    needed_tokens: tuple[str, ...] = ()
+
+
+ENCODER = Kind(
+    "an encoder",
+    MODEL_FOR_MASKED_LM_MAPPING,
+    "Give one made by pretrain_electra.py or pretrain_reformer.py, a BERT, RoBERTa, ELECTRA, DeBERTa or the like.",
+    NEEDED_TOKENS,
+)
+ENCODER_DECODER = Kind(
+    "an encoder-decoder",
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    "Give one made by pretrain_seq2seq.py, or a T5, BART or Marian; or leave it out to start from scratch.",
+    SEQ2SEQ_NEEDED_TOKENS,
+)
+IMAGE_CLASSIFIER = Kind(
+    "a model that classifies images",
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    "Give one made by pretrain_vit.py, or a ViT of transformers; `hf-tiny convert` makes the first from a ViTMAE.",
+)
+
+
+def check(recipe: StartArguments) -> None:
+    """Refuse combinations that have no meaning, before any data is prepared."""
+    settings = vars(recipe)
+    if recipe.model_name_or_path and recipe.config_name:
+        raise InputError("Give --model_name_or_path (its weights) or --config_name (from scratch), not both.")
+    for name, unused in NEED_PRETRAINED.items():
+        if settings.get(name, unused) != unused and not recipe.model_name_or_path:
+            raise InputError(f"--{name} needs a pretrained encoder: give --model_name_or_path.")
+    if settings.get("lora_rank") and settings.get("reinit_layers"):
+        raise InputError("--lora_rank leaves the encoder's weights as they are: leave out --reinit_layers.")
+    if -1 < settings.get("trainable_layers", -1) < settings.get("reinit_layers", 0):
+        raise InputError("--reinit_layers must not exceed --trainable_layers: what is initialised must be trained.")
+
+
+def named(recipe: StartArguments) -> tuple[str, str | None]:
+    """The flag that names a model, and the name."""
+    if recipe.model_name_or_path:
+        return "--model_name_or_path", recipe.model_name_or_path
+    return "--config_name", recipe.config_name
+
+
+def base_name(recipe: StartArguments) -> str:
+    """As the model card names it."""
+    if recipe.model_name_or_path:
+        return f"`{recipe.model_name_or_path}`"
+    return f"scratch, with the configuration of `{recipe.config_name}`" if recipe.config_name else "scratch"
+
+
+def read_config(option: str, name: str, kind: Kind, **changes) -> PreTrainedConfig:
+    """The configuration of a model, which must be of the kind."""
+    try:
+        config = AutoConfig.from_pretrained(name, **changes)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{option} {name}: no model could be found there: {error}") from error
+    settings = config.to_dict()
+    decodes = settings.get("is_decoder") and not isinstance(config, HfTinyReformerConfig)  # whose heads see all tokens
+    if type(config) in kind.mapping and (kind is not ENCODER or not (decodes or settings.get("is_encoder_decoder"))):
+        return config
+    found = "another kind of model"
+    if settings.get("is_encoder_decoder"):
+        found = ENCODER_DECODER.name
+    elif decodes or (type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in ENCODER.mapping):
+        found = "a decoder, which sees only what comes before"
+    else:
+        found = next((one.name for one in (ENCODER, IMAGE_CLASSIFIER) if type(config) in one.mapping), found)
+    raise InputError(f"{option} {name}: {config.model_type} is {found}, and this needs {kind.name}. {kind.advice}")
+
+
+def start_tokenizer(
+    recipe,
+    texts: Callable[[], Iterable[str]],
+    fingerprint: str | None = None,
+    *,
+    kind: Kind = ENCODER,
+    model_max_length: int = 512,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer named in the recipe, else that of its model, else one trained on the texts.
+
+    fingerprint: of the texts, where it is known without reading them.
+    """
+    check(recipe)
+    option, name = named(recipe)
+    if name:
+        read_config(option, name, kind)  # a model that cannot be used is refused as such, not for its tokenizer
+    if name and not recipe.tokenizer_name:
+        try:
+            return load_existing(option, name, kind.needed_tokens)
+        except InputError as error:
+            raise InputError(f"{error} A tokenizer from elsewhere can be given by --tokenizer_name.") from error
+    if fingerprint is None and not recipe.tokenizer_name:
+        fingerprint = hashlib.sha256("\n".join(texts()).encode(errors="replace")).hexdigest()
+    return load_tokenizer(
+        recipe, texts, fingerprint or "", model_max_length=model_max_length, needed_tokens=kind.needed_tokens
+    )
+
+
+def start_model(recipe, auto_class, tokenizer: PreTrainedTokenizerBase, kind: Kind = ENCODER, **changes):
+    """The model to train: pretrained, or from scratch.
+
+    auto_class: an Auto class of transformers, or anything that has `from_pretrained(name, **changes)` and
+        `from_config(encoder_config, **changes)`.
+    changes: to the configuration, such as the labels.
+    """
+    option, name = named(recipe)
+    if name and recipe.model_name_or_path:
+        read_config(option, name, kind)
+        model = pretrained(name, auto_class, {**recipe.given_settings, **changes})
+        known = model.get_input_embeddings().num_embeddings
+        if len(tokenizer) > known:
+            raise InputError(
+                f"--model_name_or_path {name} knows {known:,} tokens, but the tokenizer has {len(tokenizer):,}: they do not "
+                "belong together. Leave out --tokenizer_name."
+            )
+        return model
+    inside, beside = ({}, changes) if kind is ENCODER and auto_class not in HEADS else (changes, {})
+    inside = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **inside}
+    given = recipe.given_settings
+    config = read_config(option, name, kind, **inside, **given) if name else recipe.build_config(**inside)
+    try:
+        model = auto_class.from_config(config, **beside)
+    except ValueError as error:
+        raise InputError(f"{f'{option} {name}: ' if name else ''}no such model for this task: {error}") from error
+    logger.info(f"{type(model).__name__}: from scratch, {model.num_parameters():,} parameters.")
+    return model
+
+
+def pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:
+    """The model of this name with a head for the task; the encoder's weights must all be there."""
+    option = "--model_name_or_path"
+    with checkpoint.loaded(f"{option} {name}: its weights could not be loaded for this task"), quiet():
+        try:
+            model = auto_class.from_pretrained(name, **changes)
+        except RuntimeError:  # it has a head for another number of labels
+            model = auto_class.from_pretrained(name, **changes, ignore_mismatched_sizes=True)
+    computed = model._keys_to_ignore_on_save or ()  # Marian's positions: what is not saved must not be learned
+    for key in computed:
+        model.get_parameter(key).requires_grad_(False)
+    new = [
+        key
+        for key, parameter in model.named_parameters()
+        if key not in computed and not vars(parameter).get("_is_hf_initialized")
+    ]
+    places = depths(model)
+    lacking = [key for key in new if places[key] is not None]
+    if lacking:
+        raise InputError(
+            f"{option} {name}: it lacks {len(lacking)} weights of the encoder, such as {lacking[0]}. Give the folder of "
+            "a finished model."
+        )
+    parts = dict.fromkeys(key.rpartition(".")[0] for key in new)
+    taken = len(places) - len(new)
+    logger.info(f"{name}: {taken} weights taken, {len(new)} new{': ' if new else ''}{', '.join(parts)}.")
+    return model.float()  # the optimiser needs float32, whatever the checkpoint was saved in
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers reports every new weight in a table of its own."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+# What of it moves
+
+
+def prepare(model: PreTrainedModel, recipe) -> tuple[list[dict], list[Callback]]:
+    """Set up the model as the recipe says; returns the groups of the optimiser and the callbacks for `train`."""
+    places = depths(model)
+    top = max((depth for depth in places.values() if depth is not None), default=0)
+    check_layers(model, recipe, top)
+    last = {name: 0 if depth is None else top - depth + 1 for name, depth in places.items()}  # 1: the last layer
+    reinitialize(model, [name for name in last if 0 < last[name] <= recipe.reinit_layers])
+    if recipe.trainable_layers >= 0:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(last[name] <= recipe.trainable_layers)
+    callbacks: list[Callback] = []
+    if recipe.lora_rank:
+        add_lora(model, recipe.lora_rank)
+        callbacks.append(MergeLora())
+    names = ("weight_decay", "layer_decay", "head_lr_factor", "slow_start_steps", "unfreeze_steps")
+    groups = layer_groups(model, **{name: vars(recipe)[name] for name in names})
+    if recipe.l2_sp and recipe.model_name_or_path and not recipe.lora_rank:
+        # What was initialised again has nowhere to be pulled to.
+        pulled = [g for g in groups if g["depth"] is not None and g["depth"] <= top - recipe.reinit_layers]
+        for group in pulled:
+            group["weight_decay"] = 0.0  # the decay towards the start takes the place of the decay towards zero
+        callbacks.append(L2SP(pulled, recipe))
+    moving = sum(parameter.numel() for group in groups for parameter in group["params"])
+    latest = max(group["start"] for group in groups)
+    if 0 < recipe.max_steps <= latest:
+        raise InputError(
+            f"--slow_start_steps and --unfreeze_steps: the last part of the encoder would begin to learn at step {latest}, "
+            f"but the run has {recipe.max_steps} steps."
+        )
+    logger.info(f"{moving:,} of {model.num_parameters():,} parameters are trained, all of them from step {latest} on.")
+    return groups, callbacks
+
+
+def check_layers(model: PreTrainedModel, recipe: TransferArguments, top: int) -> None:
+    for name in ("trainable_layers", "reinit_layers"):
+        if vars(recipe)[name] > top:
+            raise InputError(f"--{name} {vars(recipe)[name]}: {type(model).__name__} has {top} layers.")
+    if not top and (recipe.lora_rank or recipe.unfreeze_steps or recipe.layer_decay != 1):
+        raise InputError(
+            f"{type(model).__name__} has no numbered layers: leave out --lora_rank, --unfreeze_steps and --layer_decay."
+        )
+
+
+@torch.no_grad()
+def reinitialize(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Initialise these parameters again, as the model itself does."""
+    for name in names:
+        model.get_parameter(name)._is_hf_initialized = False  # transformers does not touch what it has loaded
+    for owner in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        model.base_model._init_weights(model.get_submodule(owner))
+
+
+def add_lora(model: PreTrainedModel, rank: int) -> None:
+    """Adapters on the linear layers inside the encoder's layers that may move. What is outside the encoder stays
+    trainable, all else of it does not."""
+    peft = require("peft", "lora")  # it takes seconds to import, and few runs need it
+    places = depths(model)
+    head = [parameter for name, parameter in model.named_parameters() if places[name] is None]
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and places.get(f"{name}.weight") and module.weight.requires_grad
+    ]
+    if not linear:
+        raise InputError("--lora_rank: none of the encoder's layers may move. Leave out --trainable_layers.")
+    peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear), model)
+    for parameter in head:
+        parameter.requires_grad_(True)

@@ -1,0 +1,284 @@
+"""Sentence embeddings: texts that mean the same lie close to each other.
+
+An encoder learns from pairs of texts: those with a score by regression on it, those without by telling the second text of a
+pair from those of the other pairs of its micro-batch.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from hf_tiny.arguments import flag
+from hf_tiny.data import builtin, predictions, sources
+from hf_tiny.data.batches import Batch, Source, pad_right
+from hf_tiny.data.splits import read_splits
+from hf_tiny.data.windows import Feature, WindowArguments
+from hf_tiny.errors import InputError
+from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss
+from hf_tiny.hub import Card
+from hf_tiny.metrics import share
+from hf_tiny.models.heads import count_items
+from hf_tiny.models.layers import cross_entropy
+from hf_tiny.models.linking import without_pooler
+from hf_tiny.start import base_name
+from hf_tiny.tasks.classify import Regression
+
+logger = logging.getLogger(__name__)
+
+SIDES = ("input_ids", "pair_ids")  # what of a feature is padded: for `BucketedBatches`
+MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedArguments(WindowArguments):
+    """Where the two texts of a pair are, and how similar they are."""
+
+    text_column: str = flag("source", "The column that holds the first text of a pair.")
+    text_pair_column: str = flag("target", "The column that holds the second text.")
+    label_column: str | None = flag(
+        None, "The column that holds the similarity, a number. Without it, the two texts of a pair mean the same."
+    )
+    temperature: float = flag(0.05, "By which similarities are divided when pairs have no score.", above=0)
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """score: how similar the texts are; None where pairs have no score."""
+
+    texts: tuple[str, str]
+    score: float | None
+    place: str
+    kind: str
+    row: dict
+    labels: tuple[str, ...] = ()
+
+
+# Rows to features
+
+
+def read_text_pairs(arguments: EmbedArguments) -> dict[str, list[TextPair]]:
+    def from_files(patterns: list[str], option: str, counts: Counter) -> Iterator[TextPair]:
+        for path in sources.expand(patterns, option, tuple(sources.TABLES)):
+            for place, row in sources.table_rows(path, arguments.encoding_errors, counts):
+                yield _row_pair(sources.kind(path), place, row, arguments)
+
+    from_row = partial(_row_pair, arguments=arguments)
+    # A text that is in training and in held-out data would be found by heart.
+    together = None if arguments.label_column else lambda pair: pair.texts[0]
+    return read_splits(arguments, builtin.pair_files, from_files, from_row, "pairs", together=together)
+
+
+def _row_pair(kind: str, place: str, row: dict, arguments: EmbedArguments) -> TextPair:
+    names = {"--text_column": arguments.text_column, "--text_pair_column": arguments.text_pair_column}
+    texts = tuple(sources.text_cell(row, column, place, option) for option, column in names.items())
+    if arguments.label_column is None:
+        return TextPair(texts, None, place, kind, row)
+    value = sources.cell(row, arguments.label_column, place, "--label_column")
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        score = np.nan
+    if not np.isfinite(score):
+        raise InputError(f"{place}: the similarity {value!r}, column {arguments.label_column!r}, is not a number.")
+    return TextPair(texts, score, place, kind, row)
+
+
+def score_range(pairs: Sequence[TextPair]) -> tuple[float, float] | None:
+    """The lowest and the highest similarity of the training data; None where pairs have no score."""
+    scores = [pair.score for pair in pairs if pair.score is not None]
+    if scores and min(scores) == max(scores):
+        raise InputError(f"All similarities of the training data are {scores[0]:g}: there is nothing to learn.")
+    return (min(scores), max(scores)) if scores else None
+
+
+def embed_features(
+    pairs: Sequence[TextPair],
+    tokenizer: PreTrainedTokenizerBase,
+    scores: tuple[float, float] | None,
+    arguments: EmbedArguments,
+) -> list[Feature]:
+    """input_ids and pair_ids, the tokens of both texts; labels, the score of the pair from 0 to 1 (0 where pairs have
+    none); example, the index of the pair. A text has one embedding: what does not fit into a window is cut off."""
+    texts = [text for pair in pairs for text in pair.texts]
+    windows = list(arguments.encoder(tokenizer).texts(texts, [None] * len(texts)))
+    if cut := sum(len(found) > 1 for found in windows):
+        logger.warning(f"{cut:,} of {len(texts):,} texts are longer than --max_seq_length and are cut off")
+    ids = [found[0]["input_ids"] for found in windows]
+    low, high = scores or (0.0, 1.0)
+    return [
+        {**dict(zip(SIDES, ids[2 * number : 2 * number + 2], strict=True)), "labels": value, "example": number}
+        for number, value in enumerate(((pair.score or low) - low) / (high - low) for pair in pairs)
+    ]
+
+
+@dataclass(frozen=True)
+class CollateTextPairs:
+    """All first texts of the pairs, then all second ones."""
+
+    pad_token_id: int
+
+    def __call__(self, features: Sequence[Feature]) -> Batch:
+        texts = [feature[side] for side in SIDES for feature in features]
+        sizes = torch.tensor([len(text) for text in texts])
+        return {
+            "input_ids": pad_right(texts, self.pad_token_id),
+            "attention_mask": (torch.arange(int(sizes.max())) < sizes[:, None]).long(),
+            "labels": torch.tensor([feature["labels"] for feature in features], dtype=torch.float32),
+            "about": {"example": torch.tensor([feature["example"] for feature in features])},
+            "num_items_in_batch": torch.tensor([len(features), int(sizes.sum())]),
+        }
+
+
+# The model
+
+
+@dataclass
+class EmbeddingOutput(ModelOutput):
+    """embeddings (texts, hidden): of length 1."""
+
+    loss: Tensor | None = None
+    embeddings: Tensor | None = None
+
+
+class SentenceEncoder(PreTrainedModel):
+    """An encoder while it learns embeddings: the mean of its states, scaled to length 1. What is saved is the encoder, and
+    what sentence-transformers needs to use it so.
+
+    temperature: None where pairs have a score.
+    """
+
+    base_model_prefix = "encoder"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+
+    def __init__(self, encoder: PreTrainedModel, temperature: float | None):
+        super().__init__(deepcopy(encoder.config))
+        self.encoder, self.temperature = without_pooler(encoder), temperature
+
+    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
+        return self.encoder.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args, **kwargs):
+        return self.encoder.load_state_dict(*args, **kwargs)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.encoder.get_input_embeddings()
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs) -> None:
+        self.encoder.save_pretrained(save_directory, **kwargs)
+        folder, size = Path(save_directory), self.config.get_text_config().hidden_size
+        modules = [
+            {"idx": number, "name": str(number), "path": "" if number == 0 else f"{number}_{name}",
+             "type": f"sentence_transformers.models.{name}"}
+            for number, name in enumerate(MODULES)
+        ]  # fmt: skip
+        (folder / "modules.json").write_text(json.dumps(modules, indent=2))
+        for module in modules[1:]:
+            (folder / module["path"]).mkdir(exist_ok=True)
+        pooling = {"word_embedding_dimension": size, "pooling_mode_mean_tokens": True}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2))
+        (folder / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": "cosine"}))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> EmbeddingOutput:
+        """input_ids (2 pairs, length): all first texts, then all second ones. labels (pairs,): how similar they are."""
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)[0]
+        weights = attention_mask[:, :, None].to(states.dtype)
+        embeddings = F.normalize((states * weights).sum(1).float() / weights.sum(1), dim=-1)
+        if labels is None:
+            return EmbeddingOutput(None, embeddings)
+        count = count_items(labels, num_items_in_batch)
+        first, second = embeddings.chunk(2)
+        if self.temperature is None:
+            return EmbeddingOutput(F.mse_loss((first * second).sum(-1), labels, reduction="sum") / count, embeddings)
+        # The other pairs of the micro-batch are the wrong answers, so that processes need not exchange any.
+        scores, right = first @ second.mT / self.temperature, torch.arange(len(first), device=first.device)
+        loss = (cross_entropy(scores, right, count) + cross_entropy(scores.mT, right, count)) / 2
+        return EmbeddingOutput(loss, embeddings)
+
+
+@dataclass(frozen=True)
+class EmbeddingOn:
+    """Makes a `SentenceEncoder` of an encoder, as an Auto class makes a head on it."""
+
+    temperature: float | None
+
+    def from_pretrained(self, name: str, **changes) -> SentenceEncoder:
+        return SentenceEncoder(AutoModel.from_pretrained(name, **changes), self.temperature)
+
+    def from_config(self, config: PreTrainedConfig) -> SentenceEncoder:
+        return SentenceEncoder(AutoModel.from_config(config), self.temperature)
+
+
+# Figures
+
+
+class EmbedEvaluation(Evaluation):
+    """Pairs with a score: how the cosines agree with it. Without: whether the second text is the nearest of all held-out
+    ones to the first (`accuracy`), and the mean of 1 / its rank (`mrr`)."""
+
+    def __init__(self, batches: Source, pairs: Sequence[TextPair], split: str):
+        super().__init__(batches)
+        self.pairs, self.split = pairs, split
+
+    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+        first, second = outputs.embeddings.chunk(2)
+        example = array(batch["about"]["example"])
+        return {"first": array(first), "second": array(second), "example": example, **loss_and_items(outputs, batch)}
+
+    def compute(self, results: Results) -> dict[str, float]:
+        loss, order = {"loss": mean_loss(results)}, np.argsort(results["example"])
+        if self.pairs[0].score is not None:
+            gold = [pair.score for pair in self.pairs]
+            figures = Regression().compute(predictions=cosines(results), references=gold)
+            return {**loss, "spearmanr": figures["spearmanr"], "pearson": figures["pearson"]}
+        first, second = results["first"][order], results["second"][order]
+        right = (first * second).sum(1)
+        ranks = np.array([1 + (second @ one > score).sum() for one, score in zip(first, right, strict=True)])
+        return {**loss, "accuracy": share(ranks == 1), "mrr": share(1 / ranks)}
+
+    def report(self, folder: Path) -> None:
+        rows = (
+            (pair.kind, {**pair.row, "prediction": f"{cosine:.4f}"})
+            for pair, cosine in zip(self.pairs, cosines(self.results), strict=True)
+        )
+        predictions.write(rows, folder, f"{self.split}_predictions")
+
+
+def cosines(results: Results) -> np.ndarray:
+    """Of the two texts of each pair, in the order of the data."""
+    return (results["first"] * results["second"]).sum(1)[np.argsort(results["example"])]
+
+
+def embed_card(recipe, pairs: dict[str, list[TextPair]]) -> Card:
+    scored = recipe.label_column is not None
+    return Card(
+        template="embeddings",
+        data=recipe.data_name("dates in English and Korean"),
+        pipeline_tag="sentence-similarity",
+        task="An encoder of sentences",
+        base=base_name(recipe),
+        example=pairs["validation"][0].texts[0][:100],
+        scoring="Spearman's and Pearson's correlation of the cosine with the given similarity."
+        if scored
+        else "`accuracy`: how often the second text of a pair is the nearest to the first, of all held-out ones; `mrr`: the "
+        "mean of 1 / its rank.",
+    )

@@ -1,0 +1,286 @@
+"""N → 1 on images: a label for an image; and masked autoencoding, which needs no labels."""
+
+import csv
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTImageProcessorPil,
+)
+from transformers.utils import ModelOutput
+
+from hf_tiny import report
+from hf_tiny.arguments import flag
+from hf_tiny.checkpoint import loaded
+from hf_tiny.data.augment import Augment, AugmentArguments, Mix
+from hf_tiny.data.batches import Batch, uniform
+from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, LabelledImage, Normalize, size_and_grey_share
+from hf_tiny.errors import InputError
+from hf_tiny.evaluation import Evaluation, Results
+from hf_tiny.hub import Card
+from hf_tiny.models import (
+    HfTinyGreyImageProcessor,
+    HfTinyViTConfig,
+    HfTinyViTForImageClassification,
+    HfTinyViTForMaskedImageModeling,
+)
+from hf_tiny.models.vit import patchify, unpatchify
+from hf_tiny.start import IMAGE_CLASSIFIER, base_name, named, pretrained, read_config
+from hf_tiny.tasks import label_names
+from hf_tiny.tasks.classify import TextEvaluation, gold_texts, predict_texts
+
+logger = logging.getLogger(__name__)
+
+PATCHES = ((16, 2), (64, 4))  # the shorter side of an image, at most, and its patch; 16 above
+LARGE, USUAL = 64, (224, 224)  # images that are larger have this size unless another is asked for
+DRAWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTaskArguments(AugmentArguments, ImageArguments):
+    """Images, and the model that reads them."""
+
+    patch_size: int | None = flag(
+        None, "Side of a patch in pixels; by default 2, 4 or 16, by the size of the images.", low=1, group="model"
+    )
+
+
+# The model
+
+
+def image_size(config: PreTrainedConfig) -> tuple[int, int]:
+    size = config.to_dict().get("image_size", USUAL)  # models without positions have none
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def start_config(recipe, images: Sequence[LabelledImage], least_patch: int, **changes) -> PreTrainedConfig:
+    """Of the model to train: that of the recipe's model, with the image size that is asked for, or a new one.
+
+    changes: to the configuration; None leaves it as it is.
+    """
+    changes = {name: value for name, value in changes.items() if value is not None}
+    wanted = None if recipe.image_size is None else tuple((recipe.image_size * 2)[:2])
+    option, name = named(recipe)
+    if name:
+        if recipe.patch_size:
+            raise InputError(f"--patch_size {recipe.patch_size}: {option} {name} has its own. Leave the flag out.")
+        config = _known_config(option, name, wanted, {**recipe.given_settings, **changes})
+    else:
+        config = _new_config(recipe, images, least_patch, wanted, changes)
+    grey = size_and_grey_share(images)[1]
+    if config.num_channels == 1 and grey < 1:
+        logger.warning(f"The model reads grey images, and {1 - grey:.0%} of these have colours: they become grey.")
+    if config.num_channels == 3 and grey > 0:
+        logger.warning(f"The model reads colours, and {grey:.0%} of these images are grey: all three colours get them.")
+    return config
+
+
+def _new_config(
+    recipe, images: Sequence[LabelledImage], least_patch: int, wanted: tuple | None, changes: dict
+) -> HfTinyViTConfig:
+    size, grey = size_and_grey_share(images)
+    size = wanted or (size if max(size) <= LARGE else USUAL)
+    patch = max(least_patch, next((patch for side, patch in PATCHES if min(size) <= side), 16))
+    if wanted is None and recipe.patch_size is None:
+        size, given = tuple(-(-side // patch) * patch for side in size), size
+        if size != given:
+            logger.info("Images of {} x {} become {} x {}, in patches of {}.".format(*given, *size, patch))
+    patch = recipe.patch_size or patch
+    sizes = {"image_size": size, "patch_size": patch, "num_channels": 1 if grey == 1 else 3}
+    try:
+        return recipe.build_config(**changes, **sizes)
+    except InputError as error:
+        raise InputError(f"--image_size {' '.join(map(str, size))} --patch_size {patch}: {error}") from error
+
+
+def _known_config(option: str, name: str, wanted: tuple | None, changes: dict) -> PreTrainedConfig:
+    config = read_config(option, name, IMAGE_CLASSIFIER)
+    if isinstance(config, HfTinyViTConfig):
+        size = {} if wanted is None else {"image_size": list(wanted)}
+        return read_config(option, name, IMAGE_CLASSIFIER, **changes, **size)
+    if wanted not in (None, image_size(config)):
+        raise InputError(f"--image_size {wanted}: {name} takes {image_size(config)} only. Leave the flag out.")
+    if changes:
+        raise InputError(f"--{next(iter(changes))} is for hf_tiny's ViT; {name} is a {config.model_type}.")
+    return config
+
+
+def start_processor(recipe, config: PreTrainedConfig, data: ImageData):
+    """The image processor of the recipe's model, else one by the mean and deviation of the training images."""
+    size = dict(zip(("height", "width"), image_size(config), strict=True))
+    if recipe.model_name_or_path:
+        try:
+            processor = AutoImageProcessor.from_pretrained(recipe.model_name_or_path)
+            # As the images are decoded here: models of others may have been trained with other ways to resize.
+            processor.size, processor.resample = type(processor.size)(**size), Image.Resampling.BILINEAR
+            return processor
+        except (OSError, ValueError) as error:
+            logger.warning(f"{recipe.model_name_or_path} has no image processor ({error}): a new one is made.")
+    mean, deviation = data.mean_and_deviation()
+    if config.num_channels == 1:
+        return HfTinyGreyImageProcessor(size=size, image_mean=mean, image_std=deviation)
+    return ViTImageProcessorPil(size=size, image_mean=mean, image_std=deviation, do_convert_rgb=True)
+
+
+def start_masked(recipe, config: PreTrainedConfig) -> HfTinyViTForMaskedImageModeling:
+    option, name = named(recipe)
+    if not isinstance(config, HfTinyViTConfig):
+        raise InputError(f"{option} {name}: a {config.model_type} is not hf_tiny's ViT.")
+    if recipe.model_name_or_path:
+        with loaded(f"{option} {name} cannot be loaded"):
+            return HfTinyViTForMaskedImageModeling.from_pretrained(name, config=config).float()
+    return HfTinyViTForMaskedImageModeling(config)
+
+
+def start_classifier(recipe, config: PreTrainedConfig, labels: Sequence[str]) -> PreTrainedModel:
+    if recipe.model_name_or_path:
+        names = ("image_size", "drop_path_rate", "label_smoothing", *recipe.given_settings)
+        changes = {name: vars(config)[name] for name in names if isinstance(config, HfTinyViTConfig)}
+        return pretrained(
+            recipe.model_name_or_path, AutoModelForImageClassification, {**label_names(labels), **changes}
+        )
+    config.update(label_names(labels))
+    model = AutoModelForImageClassification.from_config(config)
+    logger.info(f"{type(model).__name__}: from scratch, {model.num_parameters():,} parameters.")
+    return model
+
+
+def start_mix(recipe, config: PreTrainedConfig, labels: Sequence[str]) -> Mix | None:
+    if not (recipe.mixup or recipe.cutmix):
+        return None
+    if not isinstance(config, HfTinyViTConfig):
+        raise InputError(
+            f"--mixup and --cutmix give images two labels, of which transformers' {config.model_type} would make another "
+            "loss: leave them out, or convert the model to hf_tiny's ViT (see hf_tiny/convert.py)."
+        )
+    return Mix(len(labels), recipe.mixup, recipe.cutmix)
+
+
+# Batches and figures
+
+
+class ClassifyImages(Normalize):
+    """Batches for a classifier; mixed images have probabilities as labels."""
+
+    def __init__(self, processor, seed: int, augment: Augment | None = None, mix: Mix | None = None):
+        super().__init__(processor, seed, augment)
+        self.mix = mix
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}, {self.mix}"
+
+    def __call__(self, rows: dict[str, np.ndarray], first: int) -> Batch:
+        count = len(rows["label"])
+        numbers = uniform(self.seed, first, count, self.width + Mix.width)
+        images, labels = self.images(rows, numbers[:, : self.width]), torch.from_numpy(rows["label"])
+        about = {"label": labels, "example": torch.from_numpy(rows["example"])}
+        if self.mix is not None:
+            images, labels = self.mix(images, labels, first, numbers[:, self.width :])
+        counts = torch.tensor([count, count])
+        return {"pixel_values": self.normalized(images), "labels": labels, "about": about, "num_items_in_batch": counts}
+
+
+def spread_out(batches: ImageBatches) -> tuple[np.ndarray, dict]:
+    """The numbers and the batch of some images from all over the data, which may stand in the order of their classes."""
+    rows = np.linspace(0, len(batches.data) - 1, min(DRAWN, len(batches.data)), dtype=int)
+    return rows, batches.collate(batches.data[rows], 0)
+
+
+class ImageEvaluation(TextEvaluation):
+    """The figures of a text classifier; the report is a table of the predictions, an image of what was taken for what, and
+    one of what the model looks at."""
+
+    batches: ImageBatches
+
+    def __init__(self, batches: ImageBatches, labels: Sequence[str], split: str, model: PreTrainedModel):
+        super().__init__(batches, batches.data.images, labels, split)
+        self.model = model
+
+    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+        """The labels that were learned may be mixed, these are not."""
+        return super().collect(outputs, {**batch, "labels": batch["about"]["label"]})
+
+    def report(self, folder: Path) -> None:
+        numbers = predict_texts(self.results)
+        found = [self.labels[number] for number in numbers]
+        with open(folder / f"{self.split}_predictions.csv", "w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["image", "label", "prediction"])
+            table.writerows([image.place, image.label, name] for image, name in zip(self.texts, found, strict=True))
+        report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold_texts(self.results), numbers)
+        if isinstance(self.model, HfTinyViTForImageClassification):
+            rows, batch = spread_out(self.batches)
+            shown = {
+                "image": self.batches.collate.restored(batch["pixel_values"]),
+                "attention": pooled_attention(self.model, batch["pixel_values"].to(self.model.device)),
+            }
+            report.draw_images(folder / f"{self.split}_attention.png", shown, [found[row] for row in rows])
+
+
+@torch.no_grad()
+def pooled_attention(model: HfTinyViTForImageClassification, images: torch.Tensor) -> np.ndarray:
+    """Where the last layer looks: the attention of what is pooled (the class token, or all patches), the mean over heads;
+    (batch, height, width, 1), at most 1."""
+    with report.recorded_attention(model):
+        weights = model(images, output_attentions=True).attentions[-1].float().mean(1)  # (batch, query, key)
+    grid = model.config.grid_size(images.shape[2:])
+    looks = weights[:, model.vit.pooled].mean(1)[:, -grid[0] * grid[1] :].unflatten(1, grid)
+    looks = looks / looks.amax((1, 2), keepdim=True)
+    return nn.functional.interpolate(looks[:, None], images.shape[2:]).permute(0, 2, 3, 1).cpu().numpy()
+
+
+class MaskedImageEvaluation(Evaluation):
+    """The loss; the report is an image of held-out images: as they are, what the encoder sees of them, and what the decoder
+    makes of that."""
+
+    batches: ImageBatches
+
+    def __init__(self, batches: ImageBatches, model: HfTinyViTForMaskedImageModeling):
+        super().__init__(batches)
+        self.model = model
+
+    @torch.no_grad()
+    def report(self, folder: Path) -> None:
+        model, (_, batch) = self.model.eval(), spread_out(self.batches)
+        batch = {name: batch[name].to(model.device) for name in ("pixel_values", "ids_keep")}
+        patches = patchify(batch["pixel_values"], model.config)
+        seen = torch.zeros(patches.shape[:2], device=model.device).scatter(1, batch["ids_keep"], 1.0)[:, :, None]
+        visible = unpatchify(seen.expand_as(patches), model.config.grid_size(image_size(model.config)), model.config)
+        hidden = 1 - visible.permute(0, 2, 3, 1).cpu().numpy()
+        restored = self.batches.collate.restored
+        original, guessed = restored(batch["pixel_values"]), restored(model.reconstruct(**batch))
+        rows = {
+            "original": original,
+            "masked": original * (1 - hidden) + 0.5 * hidden,
+            "reconstructed": guessed,
+        }
+        report.draw_images(folder / "reconstructions.png", rows)
+
+
+def image_card(recipe, labels: Sequence[str] | None) -> Card:
+    if labels is None:
+        return Card(
+            template="vit", pipeline_tag="image-feature-extraction", data=recipe.data_name("digits of scikit-learn")
+        )
+    return Card(
+        template="finetuned",
+        data=recipe.data_name("digits of scikit-learn"),
+        pipeline_tag="image-classification",
+        pipeline="image-classification",
+        task="A classifier of images",
+        base=base_name(recipe),
+        example="image.png",
+        labels=labels,
+        unit="images",
+        scoring="`majority` is the accuracy of always giving the most frequent label.",
+    )

@@ -1,0 +1,403 @@
+"""N → path: another word for each word: the head of each word, or the subject of each predicate."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import datasets
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from hf_tiny.arguments import flag
+from hf_tiny.data import builtin, conllu, predictions, sources
+from hf_tiny.data.batches import Batch, Source
+from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
+from hf_tiny.data.splits import read_splits
+from hf_tiny.data.windows import IGNORED, Feature, WindowArguments
+from hf_tiny.errors import InputError
+from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss
+from hf_tiny.hub import Card
+from hf_tiny.metrics import Metric, share
+from hf_tiny.models import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
+from hf_tiny.start import base_name
+
+logger = logging.getLogger(__name__)
+
+TREE_COLUMNS = ("tokens", "upos", "head", "deprel")  # as the treebanks of the Hub have them
+PREDICATES = ("VERB", "ADJ")
+OMITTED = "omitted"
+ABOUT = ("example", "first_word", "num_words", "owned", "gold_heads", "gold_labels")  # what is not for the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParseArguments(WindowArguments):
+    """What the links between words are."""
+
+    task: str = flag(
+        "parse", "parse: the head of each word; subject: the subject of each predicate.", choices=("parse", "subject")
+    )
+
+
+class LinkingOn:
+    """Makes a new linking head on an encoder, as an Auto class makes other heads."""
+
+    @staticmethod
+    def from_pretrained(name: str, **config) -> HfTinyTokenLinkingModel:
+        return HfTinyTokenLinkingModel.from_encoder(name, **config)
+
+    @staticmethod
+    def from_config(encoder: PreTrainedConfig, **config) -> HfTinyTokenLinkingModel:
+        return HfTinyTokenLinkingModel(HfTinyTokenLinkingConfig(encoder=encoder, **config))
+
+
+# Rows to features
+
+
+def read_trees(arguments: ParseArguments) -> dict[str, list[Sentence]]:
+    def from_files(patterns: list[str], option: str, counts: Counter) -> Iterator[Sentence]:
+        for path in sources.expand(patterns, option, (TREEBANK, *LISTS)):
+            if sources.kind(path) == TREEBANK:
+                yield from conllu.read_treebank(path, arguments.encoding_errors, counts, _linked)
+            else:
+                for place, row in sources.table_rows(path, arguments.encoding_errors, counts):
+                    yield _row_tree(sources.kind(path), place, row)
+
+    splits = read_splits(arguments, builtin.treebank_files, from_files, _row_tree, "sentences")
+    return splits if arguments.task == "parse" else {split: subjects(part) for split, part in splits.items()}
+
+
+def _linked(rows: list[list[str]], name: str) -> dict:
+    return {"heads": conllu.heads(rows, name), "word_labels": tuple(row[conllu.DEPREL] for row in rows)}
+
+
+def _row_tree(kind: str, place: str, row: dict) -> Sentence:
+    words, *columns = (
+        list(map(str, sources.list_cell(row, name, place, "a column of this name"))) for name in TREE_COLUMNS
+    )
+    for name, values in zip(TREE_COLUMNS[1:], columns, strict=True):
+        if len(values) != len(words):
+            raise InputError(
+                f"{place}: there are {len(words)} words and {len(values)} in {name!r}; each word needs one."
+            )
+    rows = [
+        [str(number), word, "_", upos, "_", "_", head, relation, "_", "_"]
+        for number, (word, upos, head, relation) in enumerate(zip(words, *columns, strict=True), 1)
+    ]
+    lines = (json.dumps(row, ensure_ascii=False, default=str),)
+    fields = _linked(rows, f"{place}: in this row")
+    return Sentence(tuple(words), place=place, kind=kind, lines=lines, upos=tuple(columns[0]), **fields)
+
+
+def subjects(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """The sentences with, for each predicate, its subject, or 0 when it is omitted; other words are not scored."""
+    found, dropped = [], 0
+    for sentence in sentences:
+        of_head: dict[int, list] = {}
+        for place, (head, relation) in enumerate(zip(sentence.heads, sentence.word_labels, strict=True), 1):
+            if head is not None and relation is not None and relation.split(":")[0] == "nsubj":
+                of_head.setdefault(head, []).append((abs(place - head), place, relation))
+        heads: list[int | None] = [None] * len(sentence.words)
+        relations: list[str | None] = [None] * len(sentence.words)
+        for place, upos in enumerate(sentence.upos, 1):
+            if upos in PREDICATES:
+                _, heads[place - 1], relations[place - 1] = min(of_head.pop(place, [(0, 0, OMITTED)]))
+        dropped += sum(map(len, of_head.values()))
+        found.append(replace(sentence, heads=tuple(heads), word_labels=tuple(relations)))
+    logger.info(f"{dropped:,} subjects of words that are neither {' nor '.join(PREDICATES)} are left out")
+    return found
+
+
+def link_features(
+    sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], arguments: ParseArguments
+) -> list[Feature]:
+    """input_ids, token_type_ids, and for each of the W words of the window: word_spans (W, 2), its first token and the
+    one after its last; owned; gold_heads and gold_labels, -100 if it is not owned or not scored, with heads counted in
+    the sentence; heads and labels, to learn from: counted in the window, and -100 also if the head is outside of it.
+    first_word is the index of the first of them in the sentence, example that of the sentence. A window in which
+    nothing is scored is left out."""
+    numbers: dict[str | None, int] = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
+    features = []
+    for example, window in arguments.encoder(tokenizer).words(sentences):
+        sentence = sentences[example]
+        gold_heads = window.own([IGNORED if head is None else head for head in sentence.heads])
+        gold_labels = window.own([numbers[relation] for relation in sentence.word_labels])
+        outside = (gold_heads != 0) & ((gold_heads <= window.start) | (gold_heads > window.stop))
+        if (gold_heads != IGNORED).any():
+            features.append(
+                {
+                    **window.feature,
+                    "word_spans": window.spans,
+                    "heads": np.where(outside, IGNORED, np.where(gold_heads == 0, 0, gold_heads - window.start)),
+                    "labels": np.where(outside, IGNORED, gold_labels),
+                    "gold_heads": gold_heads,
+                    "gold_labels": gold_labels,
+                    "owned": window.owned,
+                    "first_word": window.start,
+                    "num_words": len(gold_heads),
+                    "example": example,
+                }
+            )
+    return features
+
+
+# Figures
+
+
+class Parsing(Metric):
+    """Attachment scores of dependency trees by the rules of the CoNLL 2018 shared task, on given words: every word
+    counts, punctuation too. `uas`: the right head. `las`: the right head and relation, without the relation's subtype
+    (what follows the colon). `las_full`: with it. `label_accuracy`: the right relation without its subtype, whatever
+    the head."""
+
+    INPUTS: ClassVar[dict] = {
+        **Metric.INPUTS,
+        "relations": datasets.Value("string"),
+        "reference_relations": datasets.Value("string"),
+    }
+
+    def _compute(
+        self,
+        predictions: Sequence[int],
+        references: Sequence[int],
+        relations: Sequence[str],
+        reference_relations: Sequence[str],
+    ) -> dict[str, float]:
+        attached = np.asarray(predictions) == np.asarray(references)
+        pairs = list(zip(relations, reference_relations, strict=True))
+        same = np.array([found == gold for found, gold in pairs], dtype=bool)
+        alike = np.array([found.split(":")[0] == gold.split(":")[0] for found, gold in pairs], dtype=bool)
+        return {
+            "uas": share(attached),
+            "las": share(attached & alike),
+            "las_full": share(attached & same),
+            "label_accuracy": share(alike),
+        }
+
+
+class Subjects(Metric):
+    """How often a predicate's subject was found: 0 says that it is omitted. `overt_accuracy` is over the predicates that
+    have one, `omitted_accuracy` over the others; `majority` is the accuracy of always answering "omitted"."""
+
+    def _compute(self, predictions: Sequence[int], references: Sequence[int]) -> dict[str, float]:
+        found, gold = np.asarray(predictions), np.asarray(references)
+        right, omitted = found == gold, gold == 0
+        return {
+            "subject_accuracy": share(right),
+            "overt_accuracy": share(right[~omitted]),
+            "omitted_accuracy": share(right[omitted]),
+            "majority": share(omitted),
+        }
+
+
+class LinkEvaluation(Evaluation):
+    def __init__(self, batches: Source, sentences: Sequence[Sentence], labels: Sequence[str], split: str, task: str):
+        super().__init__(batches)
+        self.sentences, self.split, self.task = sentences, split, task
+        self.names = np.array(labels, dtype=object)
+        self.metric = Parsing() if task == "parse" else Subjects()
+
+    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+        about = batch["about"]
+        sizes, width = about["num_words"], outputs.logits.shape[1]
+        words = torch.arange(width, device=sizes.device) < sizes[:, None]  # (windows, words) that are not padding
+        heads = torch.arange(width + 1, device=sizes.device) <= sizes[:, None]
+        pairs = words[:, :, None] & heads[:, None, :]
+        return {
+            "scores": array(outputs.logits[pairs]),
+            "best_labels": array(outputs.label_logits.argmax(-1)[pairs].to(torch.int32)),
+            **{name: array(about[name]) for name in ("num_words", "first_word", "example")},
+            **{name: array(about[name][words]) for name in ("owned", "gold_heads", "gold_labels")},
+            **loss_and_items(outputs, batch),
+        }
+
+    def compute(self, results: Results) -> dict[str, float]:
+        sentences = [
+            (*decode(one, self.task), one["gold_heads"], one["gold_labels"]) for _, one in whole_sentences(results)
+        ]
+        heads, found, gold_heads, gold_found = map(np.concatenate, zip(*sentences, strict=True))
+        scored = gold_heads != IGNORED
+        compared = {"predictions": heads[scored], "references": gold_heads[scored]}
+        if self.task == "parse":
+            relations = {"relations": found, "reference_relations": gold_found}
+            compared |= {name: self.names[ids[scored]].tolist() for name, ids in relations.items()}
+        return {"loss": mean_loss(results), **self.metric.compute(**compared)}
+
+    def report(self, folder: Path) -> None:
+        decoded = {example: decode(one, self.task) for example, one in whole_sentences(self.results)}
+        nothing = np.empty(0, dtype=np.int64)
+        rows = []
+        for example, sentence in enumerate(self.sentences):
+            heads, numbers = decoded.get(example, (nothing, nothing))
+            # Windows in which nothing is scored are not asked: some words at the end may have no answer.
+            rest = [None] * (len(sentence.words) - len(heads))
+            rows.append(self.predicted(sentence, heads.tolist() + rest, self.names[numbers].tolist() + rest))
+        predictions.write(rows, folder, f"{self.split}_predictions")
+
+    def predicted(self, sentence: Sentence, heads: list, relations: list) -> tuple[str, str | dict]:
+        """Heads and relations in HEAD and DEPREL of CoNLL-U, subjects (of predicates only) as `Subject=` in MISC; in the row
+        of a table as the column `prediction`, pairs of head and relation."""
+        if self.task == "subject":
+            asked = [gold is not None for gold in sentence.heads]
+            heads = [head if scored else None for head, scored in zip(heads, asked, strict=True)]
+        if sentence.kind != TREEBANK:
+            row = json.loads(sentence.lines[0])
+            return sentence.kind, {**row, "prediction": list(zip(heads, relations, strict=True))}
+        if self.task == "subject":
+            found = [None if head is None else str(head) for head in heads]
+            return TREEBANK, conllu.fill(sentence, {}, {"Subject": found})
+        columns = {
+            conllu.HEAD: ["_" if head is None else str(head) for head in heads],
+            conllu.DEPREL: [relation or "_" for relation in relations],
+            conllu.DEPS: ["_"] * len(heads),
+        }
+        return TREEBANK, conllu.fill(sentence, columns)
+
+
+def whole_sentences(results: Results) -> Iterator[tuple[int, Results]]:
+    """Each example, in order, put together from its windows: `scores` and `best_labels` (words, words + 1), `gold_heads`
+    and `gold_labels` (words,). A word's row comes from the one window that owns the word; a pair that no window has seen,
+    or of a word with itself, scores -inf."""
+    sizes, first_word, example = results["num_words"], results["first_word"], results["example"]
+    pair_ends, word_ends = np.cumsum(sizes * (sizes + 1)), np.cumsum(sizes)
+    order = np.argsort(example, kind="stable")
+    for windows in np.split(order, np.flatnonzero(np.diff(example[order])) + 1):
+        length = int((first_word[windows] + sizes[windows]).max())
+        sentence = {
+            "scores": np.full((length, length + 1), -np.inf),
+            "best_labels": np.zeros((length, length + 1), dtype=np.int64),
+            "gold_heads": np.full(length, IGNORED),
+            "gold_labels": np.full(length, IGNORED),
+        }
+        for window in windows:
+            size, first = int(sizes[window]), int(first_word[window])
+            pairs = slice(pair_ends[window] - size * (size + 1), pair_ends[window])
+            words = slice(word_ends[window] - size, word_ends[window])
+            owned = np.flatnonzero(results["owned"][words])
+            heads = np.r_[0, first + 1 : first + size + 1]
+            for name in ("scores", "best_labels"):
+                sentence[name][(first + owned)[:, None], heads] = results[name][pairs].reshape(size, size + 1)[owned]
+            for name in ("gold_heads", "gold_labels"):
+                sentence[name][first + owned] = results[name][words][owned]
+        np.fill_diagonal(sentence["scores"][:, 1:], -np.inf)
+        yield int(example[windows[0]]), sentence
+
+
+def decode(sentence: Results, task: str) -> tuple[np.ndarray, np.ndarray]:
+    """Heads (0, or a word counted from 1) and label ids. "parse": the best tree; "subject": each word's best, by itself."""
+    scores = sentence["scores"]
+    heads = maximum_spanning_tree(scores) if task == "parse" else scores.argmax(1)
+    return heads, sentence["best_labels"][np.arange(len(heads)), heads]
+
+
+def link_card(recipe, trees: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:
+    tasks = {
+        "parse": (
+            "A dependency parser",
+            "By the rules of CoNLL 2018 on given words: all words count, punctuation too; `las` ignores the subtypes of "
+            "relations, `las_full` does not.",
+        ),
+        "subject": (
+            "A finder of subjects",
+            "Over the predicates (VERB and ADJ): the right subject, or rightly that there is none. `majority` is the share "
+            "of predicates without one.",
+        ),
+    }
+    task, scoring = tasks[recipe.task]
+    return Card(
+        template="finetuned",
+        data=recipe.data_name("treebank of Python source"),
+        pipeline="dependency-parsing",
+        task=task,
+        base=base_name(recipe),
+        example=" ".join(trees["validation"][0].words)[:100],
+        labels=labels,
+        scoring=scoring,
+    )
+
+
+def maximum_spanning_tree(scores: np.ndarray) -> np.ndarray:
+    """The heads (n,) of the tree with exactly one root whose arcs have the highest sum (Chu-Liu/Edmonds).
+
+    scores: (n, n + 1). Row i is word i + 1 as dependent, column 0 the root, column j word j as head; a word's own column
+    is ignored. A pair of -inf is impossible: it is taken only where every tree needs one, and then as rarely as can be.
+    """
+    count = len(scores)
+    weights = scores.astype(np.float64)
+    words = np.arange(count)
+    weights[words, words + 1] = -np.inf
+    heads = weights.argmax(1)
+    possible = np.isfinite(weights)
+    if possible[words, heads].all() and is_tree(heads):
+        return heads
+    # What must not happen is counted in the real part and the scores are added up in the imaginary one: numpy compares
+    # complex numbers by the real part first. A penalty mixed into the scores would cost them their last digits.
+    nodes = np.full((count + 1, count + 1), -np.inf, dtype=np.complex128)
+    nodes[1:] = np.where(possible, 1j * np.where(possible, weights, 0.0), -1.0)
+    nodes[words + 1, words + 1] = -np.inf
+    heads = _best_heads(nodes.copy())
+    if (heads == 0).sum() != 1:
+        nodes[1:, 0] -= count + 1  # a second root is worse than all else that can happen
+        heads = _best_heads(nodes)
+    return heads
+
+
+def is_tree(heads: Sequence[int] | np.ndarray) -> bool:
+    """Whether the heads (0 = root, else a word counted from 1) are in range, have one root and no cycle."""
+    heads = np.asarray(heads)
+    if (heads == 0).sum() != 1 or heads.min() < 0 or heads.max() > len(heads):
+        return False
+    return _find_cycle([0, *heads.tolist()]) is None
+
+
+def _find_cycle(heads: list[int]) -> list[int] | None:
+    """Some cycle of the graph in which node i points at heads[i]; node 0 ends every path."""
+    seen_from = [0] * len(heads)
+    for start in range(1, len(heads)):
+        node = start
+        while node and not seen_from[node]:
+            seen_from[node] = start
+            node = heads[node]
+        if node and seen_from[node] == start:  # the path of this start, not one that was followed before
+            cycle = [node]
+            while heads[cycle[-1]] != node:
+                cycle.append(heads[cycle[-1]])
+            return cycle
+    return None
+
+
+def _best_heads(weights: np.ndarray) -> np.ndarray:
+    """The best heads of the nodes 1, 2, ... of a square matrix (dependents by heads), which it overwrites.
+
+    Every node takes its best head. While that makes a cycle, the cycle becomes one node (named by its first member): an
+    arc into it counts what it gains over the member's arc in the cycle, an arc out of it comes from the best member.
+    Then the cycles are opened again, the last one first, where the arc into each of them enters.
+    """
+    contracted = []
+    weights[0, 0] = 0.0
+    heads = weights.argmax(1)
+    while cycle := _find_cycle(heads.tolist()):
+        members = np.array(cycle)
+        inside = heads[members]
+        gains = weights[members] - weights[members, inside][:, None]
+        enter, leave = gains.argmax(0), weights[:, members].argmax(1)
+        contracted.append((members, inside, members[enter], members[leave]))
+        first, others = members[0], members[1:]
+        weights[:, first] = weights[:, members].max(1)
+        weights[first] = gains.max(0)
+        weights[first, members] = -np.inf
+        weights[:, others] = -np.inf
+        weights[others, 0] = np.inf  # they stay out of the way, at the root
+        heads = weights.argmax(1)
+    for members, inside, enter, leave in reversed(contracted):
+        head = heads[members[0]]
+        outgoing = heads == members[0]
+        heads[outgoing] = leave[outgoing]
+        heads[members] = inside
+        heads[enter[head]] = head
+    return heads[1:]

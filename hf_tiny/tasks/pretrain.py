@@ -1,0 +1,320 @@
+"""Pretraining on raw text: ELECTRA's objectives, going on in a new field, language models; and what is forgotten later."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import datasets
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from hf_tiny import checkpoint, convert
+from hf_tiny.arguments import flag
+from hf_tiny.callbacks import Callback, Stages, TrainState
+from hf_tiny.data.batches import Batch, Batches, Source
+from hf_tiny.data.corpus import Corpus, CorpusArguments
+from hf_tiny.data.masking import MaskTokens
+from hf_tiny.errors import InputError
+from hf_tiny.evaluation import Evaluation, Results, array, mean_loss, perplexity
+from hf_tiny.metrics import Metric
+from hf_tiny.models import HfTinyElectraConfig, HfTinyElectraForPreTraining
+from hf_tiny.models.electra import OBJECTIVES
+from hf_tiny.optim import parameter_groups
+from hf_tiny.start import ENCODER, quiet, read_config
+from hf_tiny.tokenizer import NEEDED_TOKENS, extend_tokenizer, load_existing
+
+logger = logging.getLogger(__name__)
+
+OBJECTIVE_NAMES = ("joint", *Stages.NAMES, "masked_rtd", "replace_mlm", "all_tokens_mlm", "mlm")
+DISCRIMINATOR, GENERATOR = convert.PAIR
+FORGETTING_BLOCKS, FORGETTING_LENGTH, FORGETTING_MASKED = 256, 64, 0.15
+FORGETTING_FIGURES = ("mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_auc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectraArguments:
+    """What ELECTRA minimises, and what it goes on from."""
+
+    GROUP: ClassVar[str] = "model"
+
+    objective: str = flag("joint", "What to minimise.", choices=OBJECTIVE_NAMES)
+    first_stage_steps: int = flag(
+        -1,
+        "Steps of MLM alone in two_stage (half of --max_steps by default), of joint training before adversarial (0).",
+        low=-1,
+    )
+    mlm_probability: float = flag(0.15, "Share of tokens that are masked.", above=0, below=1)
+    model_name_or_path: str | None = flag(
+        None, "Go on from here: a folder of this recipe, or a native ELECTRA (…discriminator, beside it …generator)."
+    )
+    extend_vocab: int = flag(0, "Number of word pieces of the new text that are added to its vocabulary.", low=0)
+    measure_forgetting: list[str] | None = flag(None, "Raw text of the old field: the losses on it before and after.")
+
+
+# The model and its objective
+
+
+def start_electra(
+    recipe, corpus: Corpus, train_tokenizer: Callable[[], PreTrainedTokenizerBase]
+) -> tuple[HfTinyElectraForPreTraining, PreTrainedTokenizerBase, list[Callback]]:
+    """The model, its tokenizer and the callbacks for `train`: of an earlier run, or from scratch."""
+    if recipe.model_name_or_path:
+        return continue_electra(recipe, corpus)
+    if recipe.extend_vocab or recipe.measure_forgetting:
+        raise InputError("--extend_vocab and --measure_forgetting need --model_name_or_path: what to go on from.")
+    tokenizer = train_tokenizer()
+    length = max(512, recipe.max_seq_length)
+    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": length}
+    return HfTinyElectraForPreTraining(recipe.build_config(**sizes)), tokenizer, []
+
+
+def continue_electra(
+    recipe, corpus: Corpus
+) -> tuple[HfTinyElectraForPreTraining, PreTrainedTokenizerBase, list[Callback]]:
+    """The model of an earlier run, with more words and a measure of what it forgets if the recipe says so."""
+    if recipe.tokenizer_name:
+        raise InputError("--model_name_or_path keeps its vocabulary: leave out --tokenizer_name (see --extend_vocab).")
+    model, place = load_electra(recipe.model_name_or_path)
+    tokenizer = load_existing("--model_name_or_path", place, NEEDED_TOKENS)
+    longest = model.config.max_position_embeddings
+    if recipe.max_seq_length > longest:
+        raise InputError(f"--max_seq_length {recipe.max_seq_length}: {place} has {longest} positions.")
+    old = deepcopy(tokenizer)  # the losses before and after are over the same tokens
+    if recipe.extend_vocab:
+        extend(model, tokenizer, extend_tokenizer(tokenizer, corpus.documents(), recipe.extend_vocab))
+    files = recipe.measure_forgetting
+    return model, tokenizer, [PretrainingLosses(model, old, files)] if files else []
+
+
+def load_electra(name: str) -> tuple[HfTinyElectraForPreTraining, str]:
+    """The joint model, and where its tokenizer is."""
+    place = str(Path(name, DISCRIMINATOR)) if Path(name, DISCRIMINATOR).is_dir() else name
+    if convert.load(AutoConfig, place).model_type != "electra":
+        return load_pretraining("--model_name_or_path", place).float(), place
+    if DISCRIMINATOR not in place:
+        raise InputError(f"--model_name_or_path {name}: name the {DISCRIMINATOR}; the {GENERATOR} must be beside it.")
+    discriminator = convert.load_model(ElectraForPreTraining, place)
+    generator = convert.load_model(ElectraForMaskedLM, GENERATOR.join(place.rsplit(DISCRIMINATOR, 1)))
+    tables = [pair.electra.embeddings.state_dict() for pair in (discriminator, generator)]
+    same = all(torch.equal(tensor, tables[1][key]) for key, tensor in tables[0].items())
+    return convert.electra_from_native(discriminator, generator, "embeddings" if same else "none").float(), place
+
+
+def load_pretraining(option: str, name: str) -> HfTinyElectraForPreTraining:
+    """Generator and discriminator of a folder of pretrain_electra.py."""
+    if not isinstance(read_config("--model_name_or_path", name, ENCODER), HfTinyElectraConfig):
+        raise InputError(f"{option}: {name} was not pretrained by hf_tiny: its losses cannot be measured.")
+    with checkpoint.loaded(f"{option} {name} cannot be loaded"), torch.random.fork_rng(), quiet():
+        model, info = HfTinyElectraForPreTraining.from_pretrained(name, output_loading_info=True)
+    if info["missing_keys"]:
+        raise InputError(
+            f"{option}: {name} has no generator or no discriminator. Give a folder of pretrain_electra.py."
+        )
+    return model
+
+
+@torch.no_grad()
+def extend(
+    model: HfTinyElectraForPreTraining, tokenizer: PreTrainedTokenizerBase, pieces: dict[str, list[int]]
+) -> None:
+    """New pieces start from the mean of the old ones that they consisted of."""
+    size = max(tokenizer.get_vocab().values()) + 1
+    model.resize_token_embeddings(size, mean_resizing=False)
+    tables = {
+        id(t): t for t in (model.get_input_embeddings().weight, model.generator_embeddings.word_embeddings.weight)
+    }
+    for table in (*tables.values(), model.generator_lm_head.bias):
+        for number, old in enumerate(pieces.values(), start=size - len(pieces)):
+            table[number] = table[old].mean(0)
+
+
+def start_objective(model: HfTinyElectraForPreTraining, recipe) -> tuple[list[dict], Stages]:
+    """Set up the model as the recipe says; returns the groups of the optimiser and the callback for `train`."""
+    name, sharing, size = recipe.objective, model.config.sharing, model.config.generator_size
+    if name == "mlm" and sharing != "all":
+        raise InputError(
+            "--objective mlm trains the generator only: the encoder that is kept learns with --sharing all "
+            "--generator_size 1."
+        )
+    if name == "two_stage" and sharing != "none":
+        raise InputError(
+            "--objective two_stage freezes the generator in its second stage, so that nothing can be shared: add "
+            "--sharing none, and --generator_size 1 for a discriminator that starts from the generator's weights."
+        )
+    switch = recipe.first_stage_steps
+    if switch < 0:
+        switch = recipe.max_steps // 2 if name == "two_stage" else 0
+    if name == "two_stage" and not 0 < switch < recipe.max_steps:
+        raise InputError(
+            f"--objective two_stage: the first stage of {switch} steps must leave some of --max_steps {recipe.max_steps}."
+        )
+    stages = Stages(model, name, switch)
+    head = OBJECTIVES[stages.stages[-1]].head
+    if head is not None:
+        model.objective_head = head(model.config).apply(model._init_weights)
+    if name != "two_stage":
+        return parameter_groups(model, recipe.weight_decay), stages
+    if size != 1:
+        logger.info(f"The generator is {size:g} times as wide: the discriminator will start from its embeddings only.")
+    first = nn.ModuleList([model.generator, model.generator_head, model.generator_lm_head])
+    second = nn.ModuleList([model.electra, model.discriminator_head])
+    groups = [{**group, "stop": switch} for group in parameter_groups(first, recipe.weight_decay)]
+    groups += [{**group, "start": switch} for group in parameter_groups(second, recipe.weight_decay)]
+    return groups, stages
+
+
+# Figures
+
+
+class ReplacedTokenDetection(Metric):
+    """Scores above 0 say "replaced". The majority entropy is the loss of always answering with the overall share of
+    replaced tokens: a discriminator that does no better has learned nothing."""
+
+    INPUTS: ClassVar[dict] = {"predictions": datasets.Value("float32"), "references": datasets.Value("int8")}
+
+    def _compute(self, predictions: Sequence[float], references: Sequence[int]) -> dict[str, float]:
+        from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
+
+        scores, replaced = np.asarray(predictions), np.asarray(references)
+        found = scores > 0
+        precision, recall, _, _ = precision_recall_fscore_support(replaced, found, average="binary", zero_division=0)
+        share = replaced.mean()
+        both = 0 < share < 1
+        entropy = -share * math.log(share) - (1 - share) * math.log(1 - share) if both else 0.0
+        return {
+            "rtd_accuracy": float((found == replaced).mean()),
+            "rtd_precision": float(precision),
+            "rtd_recall": float(recall),
+            "rtd_auc": float(roc_auc_score(replaced, scores)) if both else math.nan,
+            "rtd_majority_entropy": float(entropy),
+        }
+
+
+class ElectraEvaluation(Evaluation):
+    def __init__(self, batches: Source, discriminator_weight: float):
+        super().__init__(batches)
+        self.discriminator_weight, self.metric = discriminator_weight, ReplacedTokenDetection()
+
+    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+        valid = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        masked, tokens = batch["num_items_in_batch"]
+        return {
+            "scores": array(outputs.logits[valid]),
+            "replaced": array(outputs.replaced[valid]),
+            "mlm_correct": array(outputs.mlm_logits.argmax(-1).eq(outputs.mlm_labels)),
+            # Sums and counts, not means: batches of different size then weigh what they should.
+            "mlm_loss": array((outputs.mlm_loss * masked)[None]),
+            "rtd_loss": array((outputs.rtd_loss * tokens)[None]),
+        }
+
+    def compute(self, results: Results) -> dict[str, float]:
+        mlm_loss = float(results["mlm_loss"].sum() / results["mlm_correct"].size)
+        rtd_loss = float(results["rtd_loss"].sum() / results["replaced"].size)
+        return {
+            "loss": mlm_loss + self.discriminator_weight * rtd_loss,
+            "mlm_loss": mlm_loss,
+            "mlm_accuracy": float(results["mlm_correct"].mean()),
+            "rtd_loss": rtd_loss,
+            **self.metric.compute(predictions=results["scores"], references=results["replaced"]),
+        }
+
+    def training_figures(self, outputs: ModelOutput, batch: Batch) -> dict[str, float]:
+        """A falling loss hides a discriminator that has collapsed: the log has its accuracy, recall and AUC."""
+        return self.compute(self.collect(outputs, batch))
+
+
+class TokenEvaluation(Evaluation):
+    """Of a token from those before it, or from those around it. `ppl`: perplexity, by which the loss compares models with
+    one tokenizer. `bits_per_byte`: the information in the scored tokens over the bytes of their text, which compares
+    models with any.
+
+    token_bytes: how many bytes of text each token stands for.
+    """
+
+    def __init__(self, batches: Source, token_bytes: np.ndarray):
+        super().__init__(batches)
+        self.token_bytes = token_bytes
+
+    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+        labels = array(batch["labels"])
+        size = self.token_bytes[labels[labels != -100]].sum(keepdims=True)
+        return {**super().collect(outputs, batch), "bytes": size}
+
+    def compute(self, results: Results) -> dict[str, float]:
+        loss, bits = mean_loss(results), results["loss"].sum(dtype=np.float64) / math.log(2)
+        return {"loss": loss, "ppl": perplexity(loss), "bits_per_byte": float(bits / results["bytes"].sum())}
+
+
+# What is forgotten
+
+
+class PretrainingLosses(Callback):
+    """The pretraining losses on raw text, before and after. Every process measures by itself; random numbers are left
+    alone."""
+
+    def __init__(self, model: HfTinyElectraForPreTraining, tokenizer: PreTrainedTokenizerBase, files: list[str]):
+        self.model = model
+        length = min(FORGETTING_LENGTH, model.config.max_position_embeddings)
+        mask = MaskTokens(tokenizer, FORGETTING_MASKED, seed=0)
+        batches = Batches(raw_blocks(files, tokenizer, length), mask, batch_size=32, seed=0, shuffle=False)
+        self.evaluation = ElectraEvaluation(batches, model.config.discriminator_weight)
+        self.before = self.measure()
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        self.model.eval()
+        batches = self.evaluation.batches
+        given = (send_to_device(batches[index], self.model.device) for index in range(len(batches)))
+        results = [self.evaluation.collect(self.model(**batch), batch) for batch in given]
+        figures = self.evaluation.compute(
+            {name: np.concatenate([result[name] for result in results]) for name in results[0]}
+        )
+        return {name: figures[name] for name in FORGETTING_FIGURES}
+
+    def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
+        measured = {"before": self.before, "after": self.measure()}
+        return {f"forgetting_{name}_{when}": measured[when][name] for name in FORGETTING_FIGURES for when in measured}
+
+
+class Forgetting(PretrainingLosses):
+    """Of an encoder that learns a task: it is put back between the heads that it was pretrained with."""
+
+    def __init__(self, name: str, files: list[str]):
+        model = load_pretraining("--measure_forgetting", name)
+        super().__init__(model, AutoTokenizer.from_pretrained(name), files)
+
+    def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
+        self.model.electra.load_state_dict(model.base_model.state_dict())
+        return super().on_train_end(state, model)
+
+
+def raw_blocks(files: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> datasets.Dataset:
+    """`[CLS] A [SEP]`, full blocks from the beginning of the text; every file (or folder, or glob) has an equal share."""
+    count = -(-FORGETTING_BLOCKS // len(files))
+    blocks = [_first_blocks(file, tokenizer, count, length - 2) for file in files]
+    ends = ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    packed = np.pad(np.concatenate(blocks), ((0, 0), (1, 1)), constant_values=ends)
+    if not len(packed):
+        raise InputError(f"--measure_forgetting {' '.join(files)}: too short, it has fewer than {length - 2} tokens.")
+    starts = np.full(len(packed), length, dtype=np.int32)
+    return datasets.Dataset.from_dict({"input_ids": packed, "segment_start": starts})
+
+
+def _first_blocks(file: str, tokenizer: PreTrainedTokenizerBase, count: int, size: int) -> np.ndarray:
+    tokens: list[int] = []
+    # Given as validation text too, nothing of it is held out.
+    texts: Iterable[str] = Corpus(CorpusArguments(train_file=[file], validation_file=[file])).documents()
+    for text in texts:
+        tokens += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(tokens) >= count * size:
+            break
+    count = min(count, len(tokens) // size)
+    return np.array(tokens[: count * size], dtype=np.int32).reshape(count, size)

@@ -1,0 +1,468 @@
+"""N → M: another text for a text: translation, dialogue, restoration.
+
+The data are two aligned text files, whose lines belong together, or tables and datasets with a column for each side.
+"""
+
+import json
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import ClassVar
+
+import datasets
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from hf_tiny import report
+from hf_tiny.arguments import flag
+from hf_tiny.data import builtin, predictions, sources
+from hf_tiny.data.batches import Batch, Source, pair_batch
+from hf_tiny.data.splits import TextSplitArguments, read_splits
+from hf_tiny.data.windows import Feature, plain_tokenizer
+from hf_tiny.errors import InputError, require
+from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss, perplexity
+from hf_tiny.hub import Card
+from hf_tiny.metrics import Metric, share
+from hf_tiny.models import HfTinySeq2SeqConfig
+from hf_tiny.start import ENCODER_DECODER, read_config, start_model
+
+logger = logging.getLogger(__name__)
+
+SIDES = ("input_ids", "labels")  # what of a feature is padded: for `BucketedBatches`
+SHOWN = 3  # number of examples in the log after each evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairArguments(TextSplitArguments):
+    """Which pairs, and how long they may be."""
+
+    source_lang: str | None = flag(None, "Ending of the aligned source files (en: a.en), or its key or column.")
+    target_lang: str | None = flag(None, "The same for the target (de: a.de).")
+    source_column: str | None = flag(None, "Column of the source; in a .tsv without a header its number, from 1.")
+    target_column: str | None = flag(None, "Column of the target. By default they are `source` and `target`.")
+    max_source_length: int = flag(128, "Number of tokens of a source, special tokens included, at most.", low=8)
+    max_target_length: int = flag(128, "Number of tokens of a target, special tokens included, at most.", low=8)
+    truncate_pairs: bool = flag(False, "Cut off what is longer, and count it; else it is an error.")
+    skip_empty_pairs: bool = flag(False, "Leave out pairs with an empty side, and count them; else it is an error.")
+    bpe_dropout: float = flag(
+        0.0, "Share of BPE merges that are left out in training, so that a text has many forms.", low=0, below=1
+    )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """kind: the suffix of its file; of aligned text that of the target. row: all columns of a table."""
+
+    source: str
+    target: str
+    place: str
+    target_place: str
+    kind: str
+    row: dict
+    labels: tuple[str, ...] = ()
+
+
+# Rows to pairs
+
+
+def read_pairs(arguments: PairArguments) -> dict[str, list[Pair]]:
+    for kind in ("lang", "column"):
+        source, target = (vars(arguments)[f"{side}_{kind}"] for side in ("source", "target"))
+        if (source is None) != (target is None) or (source is not None and source == target):
+            raise InputError(f"--source_{kind} {source} --target_{kind} {target}: give both, and two different ones.")
+    return read_splits(
+        arguments,
+        builtin.pair_files,
+        partial(_file_pairs, arguments=arguments),
+        partial(_row_pair, arguments=arguments),
+        "pairs",
+        keep=partial(_is_filled, arguments=arguments),
+        together=lambda pair: pair.source,  # no source is in two splits
+    )
+
+
+def _file_pairs(patterns: list[str], option: str, counts: Counter, arguments: PairArguments) -> Iterator[Pair]:
+    suffixes = [f".{language}".lower() for language in (arguments.source_lang, arguments.target_lang)]
+    aligned: dict[str, dict[str, str]] = {}
+    for path in _expand(patterns, option, (*sources.TABLES, *suffixes)):
+        if sources.kind(path) in sources.TABLES:
+            for place, row in _table_rows(path, arguments, counts):
+                yield _row_pair(sources.kind(path), place, row, arguments)
+        else:
+            stem = path[: path.lower().removesuffix(".gz").rindex(".")]
+            aligned.setdefault(stem, {})[sources.kind(path)] = path
+    for stem, sides in aligned.items():
+        for suffix in suffixes:
+            if suffix not in sides:
+                raise InputError(f"{option} {next(iter(sides.values()))}: {stem}{suffix}, its other side, is missing.")
+        yield from _aligned_pairs(*(sides[suffix] for suffix in suffixes), arguments, counts)
+
+
+def _expand(patterns: list[str], option: str, supported: tuple[str, ...]) -> list[str]:
+    found = list(chain.from_iterable(sources.expand([one], option, supported, any_suffix=True) for one in patterns))
+    for path, times in Counter(found).items():
+        if times > 1:
+            raise InputError(f"{option}: {path} is given {times} times.")
+        if sources.kind(path) not in supported:
+            raise InputError(
+                f"{option} {path}: the name must end in {', '.join(sources.TABLES)}, or, for two aligned text files, as "
+                "--source_lang and --target_lang say: a.en and a.de with --source_lang en --target_lang de."
+            )
+    return found
+
+
+def _aligned_pairs(source: str, target: str, arguments: PairArguments, counts: Counter) -> Iterator[Pair]:
+    first, second = (list(sources.numbered_lines(path, arguments.encoding_errors, counts)) for path in (source, target))
+    if len(first) != len(second):
+        raise InputError(
+            f"{source} has {len(first):,} lines and {target} has {len(second):,}: each line must be the other side of "
+            "the line with its number."
+        )
+    for (number, one), (_, other) in zip(first, second, strict=True):
+        yield Pair(one.strip(), other.strip(), f"{source}:{number}", f"{target}:{number}", sources.kind(target), {})
+
+
+def _table_rows(path: str, arguments: PairArguments, counts: Counter) -> Iterator[tuple[str, dict]]:
+    columns = (arguments.source_column or "", arguments.target_column or "")
+    if sources.kind(path) != ".tsv" or not all(map(str.isdecimal, columns)):
+        yield from sources.table_rows(path, arguments.encoding_errors, counts)
+        return
+    for number, line in sources.numbered_lines(path, arguments.encoding_errors, counts):
+        if line:
+            yield f"{path}:{number}", {str(column): cell for column, cell in enumerate(line.split("\t"), 1)}
+
+
+def _row_pair(kind: str, place: str, row: dict, arguments: PairArguments) -> Pair:
+    """The columns that are named; else those of the Hub's `translation`, or of the row, that are named by language."""
+    inner = row.get("translation")
+    cells = inner if arguments.source_column is None and isinstance(inner, dict) else row
+    texts = []
+    for side in ("source", "target"):
+        name = vars(arguments)[f"{side}_column"] or vars(arguments)[f"{side}_lang"] or side
+        option = f"--{side}_column or --{side}_lang" if cells is inner else f"--{side}_column"
+        texts.append(sources.text_cell(cells, name, place, option).strip())
+    return Pair(*texts, place, place, kind, row)
+
+
+def _is_filled(pair: Pair, counts: Counter, arguments: PairArguments) -> bool:
+    if pair.source and pair.target:
+        return True
+    if not arguments.skip_empty_pairs:
+        side, place = ("target", pair.target_place) if pair.source else ("source", pair.place)
+        raise InputError(f"{place}: the {side} is empty. Correct it, or leave such pairs out with --skip_empty_pairs.")
+    counts["pairs with an empty side are left out"] += 1
+    return False
+
+
+# Pairs to features
+
+
+class PairEncoder:
+    """A tokenizer and the lengths of both sides; side 0 is the source."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: PairArguments):
+        for name in ENCODER_DECODER.needed_tokens:
+            if name not in tokenizer.special_tokens_map:
+                raise InputError(
+                    f"The tokenizer has no {name}, which an encoder-decoder model needs. Train one with --tokenizer_model "
+                    "bpe, or give another with --tokenizer_name."
+                )
+        self.backend = plain_tokenizer(tokenizer.backend_tokenizer.to_str())
+        trial = self.backend.encode("a")
+        place, ids = trial.sequence_ids, trial.ids
+        last = len(ids) - place[::-1].index(0)
+        self.before, self.after = ids[: place.index(0)], ids[last:]
+        if self.after[-1:] != [tokenizer.eos_token_id]:  # a target ends with it, whatever the tokenizer does
+            self.after = [*self.after, tokenizer.eos_token_id]
+        lengths = (arguments.max_source_length, arguments.max_target_length)
+        self.rooms = [length - len(self.before) - len(self.after) for length in lengths]
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def framed(self, ids: list[int], side: int) -> np.ndarray:
+        return np.array([*self.before, *ids[: self.rooms[side]], *self.after], dtype=np.int64)
+
+
+def pair_features(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, arguments: PairArguments) -> list[Feature]:
+    """input_ids and labels, both with the tokenizer's special tokens around the text and </s> at the end, and example, the
+    index of the pair."""
+    encoder = PairEncoder(tokenizer, arguments)
+    sides = [encoder.encode([pair.source for pair in pairs]), encoder.encode([pair.target for pair in pairs])]
+    sizes = np.array([list(map(len, side)) for side in sides])  # (2, pairs)
+    rooms = np.array(encoder.rooms)
+    long = np.flatnonzero((sizes > rooms[:, None]).any(0))
+    if len(long):
+        lengths = np.array([arguments.max_source_length, arguments.max_target_length])
+        what = (
+            f"{len(long):,} of {len(pairs):,} pairs are longer than --max_source_length {lengths[0]} or "
+            f"--max_target_length {lengths[1]}"
+        )
+        if not arguments.truncate_pairs:
+            source, target = sizes.max(1) + lengths - rooms
+            raise InputError(
+                f"{pairs[long[0]].place}: this is the first of those that are too long: {what}. The longest source has "
+                f"{source} tokens, the longest target {target}. Raise the lengths, or cut the ends off with "
+                "--truncate_pairs."
+            )
+        logger.warning(f"{what}: their ends are cut off.")
+    return [
+        {"input_ids": encoder.framed(source, 0), "labels": encoder.framed(target, 1), "example": example}
+        for example, (source, target) in enumerate(zip(*sides, strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class CollatePairs:
+    pad_token_id: int
+
+    def __call__(self, rows: Sequence[Feature]) -> Batch:
+        batch = pair_batch([row["input_ids"] for row in rows], [row["labels"] for row in rows], self.pad_token_id)
+        return {**batch, "about": {"example": torch.tensor([row["example"] for row in rows])}}
+
+
+class BpeDropout:
+    """The same text cut into pieces in another way in every epoch (Provilkov et al., 2020), for `BucketedBatches(vary=...)`.
+
+    Every merge is left out now and then, so that a text is also cut into the small pieces that rare words are made of.
+    Drawn by (seed, epoch, number of the feature): `tokenizers` draws from a generator that cannot be seeded, and a
+    resumed run would see other pieces. A side that would become too long stays as it is.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, arguments: PairArguments):
+        self.encoder, self.rate = PairEncoder(tokenizer, arguments), arguments.bpe_dropout
+        backend = self.encoder.backend
+        model = json.loads(backend.to_str())["model"]
+        changed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+        if model["type"] != "BPE" or changed or backend.pre_tokenizer is None:
+            raise InputError(f"--bpe_dropout {self.rate:g}: it needs a tokenizer as --tokenizer_model bpe trains it.")
+        self.vocabulary, self.unknown = model["vocab"], [] if model["byte_fallback"] else [model["unk_token"]]
+        self.ranks = {tuple(merge): rank for rank, merge in enumerate(model["merges"])}
+        self.words = [(self._words(pair.source), self._words(pair.target)) for pair in pairs]
+        self.states: dict[str, list[list[str]]] = {}
+
+    def __repr__(self) -> str:
+        return f"BPE dropout {self.rate}"
+
+    def __call__(self, feature: Feature, key: tuple[int, int, int]) -> Feature:
+        drawn = random.Random(repr(key)).random
+        varied = dict(feature)
+        for side, (name, words) in enumerate(zip(SIDES, self.words[feature["example"]], strict=True)):
+            ids = [self.vocabulary[piece] for word in words for piece in self._pieces(word, drawn)]
+            if len(ids) <= self.encoder.rooms[side]:
+                varied[name] = self.encoder.framed(ids, side)
+        return varied
+
+    def _words(self, text: str) -> list[str]:
+        normalizer = self.encoder.backend.normalizer
+        normal = text if normalizer is None else normalizer.normalize_str(text)
+        return [word for word, _ in self.encoder.backend.pre_tokenizer.pre_tokenize_str(normal)]
+
+    def _pieces(self, word: str, drawn: Callable[[], float]) -> list[str]:
+        """At every step the first merge that is not left out. Most words meet none that is: one number says how many
+        steps go as they do without dropout, and these are known."""
+        if word not in self.states:
+            self.states[word] = self._plain_states(word)
+        states = self.states[word]
+        steps = int(math.log(1 - drawn()) / math.log(1 - self.rate)) if self.rate else len(states)
+        if steps >= len(states) - 1:
+            return states[-1]
+        pieces, left_out = states[steps], 1
+        while merge := next((one for one in self._merges(pieces)[left_out:] if drawn() >= self.rate), None):
+            pieces, left_out = _merged(pieces, merge), 0
+        return pieces
+
+    def _plain_states(self, word: str) -> list[list[str]]:
+        """From the characters, or their bytes, to the pieces."""
+        pieces = []
+        for character in word:
+            known = character in self.vocabulary
+            pieces += [character] if known else self.unknown or [f"<0x{byte:02X}>" for byte in character.encode()]
+        states = [pieces]
+        while merges := self._merges(states[-1]):
+            states.append(_merged(states[-1], merges[0]))
+        return states
+
+    def _merges(self, pieces: list[str]) -> list[tuple[int, int]]:
+        """Rank and place, the first merge first."""
+        ranked = ((self.ranks.get(pair), place) for place, pair in enumerate(pairwise(pieces)))
+        return sorted(merge for merge in ranked if merge[0] is not None)
+
+
+def _merged(pieces: list[str], merge: tuple[int, int]) -> list[str]:
+    place = merge[1]
+    return [*pieces[:place], pieces[place] + pieces[place + 1], *pieces[place + 2 :]]
+
+
+# The model
+
+
+def start_encoder_decoder(recipe, tokenizer: PreTrainedTokenizerBase, **settings) -> PreTrainedModel:
+    """The encoder-decoder named in the recipe, else one of its size from scratch.
+
+    settings: dropout and label smoothing, which also a pretrained model gets.
+    """
+    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id  # as T5 does
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": start,
+    }
+    if recipe.model_name_or_path:
+        config = read_config("--model_name_or_path", recipe.model_name_or_path, ENCODER_DECODER)
+        ids = {}
+        if not isinstance(config, HfTinySeq2SeqConfig):
+            settings = _native_settings(config, settings)
+        _check_lengths(recipe, config)
+    return start_model(recipe, AutoModelForSeq2SeqLM, tokenizer, ENCODER_DECODER, **ids, **settings)
+
+
+def _native_settings(config: PreTrainedConfig, settings: dict) -> dict:
+    """Of the settings what a native model has: dropout, under its own name."""
+    if settings["label_smoothing"]:
+        logger.warning(f"A {config.model_type} has no label smoothing: it is trained without.")
+    known = config.to_dict()
+    return {name: settings["hidden_dropout_prob"] for name in ("dropout", "dropout_rate") if name in known}
+
+
+def _check_lengths(recipe, config: PreTrainedConfig) -> None:
+    settings = config.to_dict()
+    room = settings.get("max_position_embeddings")  # T5 has none; of hf_tiny's only learned ones end
+    if room is None or settings.get("position_embedding_type", "learned") != "learned":
+        return
+    for name in ("max_source_length", "max_target_length", "max_seq_length"):
+        if vars(recipe).get(name, 0) > room:
+            raise InputError(
+                f"--{name} {vars(recipe)[name]}: --model_name_or_path {recipe.model_name_or_path} has positions for "
+                f"{room} tokens only. Use --{name} {room} or less."
+            )
+
+
+# Figures
+
+
+class Translation(Metric):
+    """Of whole texts, as people read them. `bleu`: sacreBLEU. `chrf`: chrF++, of characters and pairs of words, the first
+    figure to look at for Korean, whose words BLEU counts as wrong for one syllable. `bleu_tok`: BLEU of lower-cased
+    text cut into words by sacreBLEU's 13a, the nearest to the "tokenised lowercase BLEU" of papers. `exact_match`: the
+    share of texts that are the reference, white space aside."""
+
+    INPUTS: ClassVar[dict] = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+    signatures: dict[str, str] | None = None
+
+    def _compute(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        metrics = require("sacrebleu.metrics", "translate")
+        scorers = {
+            "bleu": metrics.BLEU(),
+            "chrf": metrics.CHRF(word_order=2),
+            "bleu_tok": metrics.BLEU(lowercase=True, force=True),
+        }
+        figures = {name: one.corpus_score(predictions, [references]).score for name, one in scorers.items()}
+        if self.signatures is None:
+            self.signatures = {name: one.get_signature().format() for name, one in scorers.items()}
+            for name, signature in self.signatures.items():
+                logger.info(f"{name}: sacreBLEU {signature}")
+        same = [a.split() == b.split() for a, b in zip(predictions, references, strict=True)]
+        return {**figures, "exact_match": share(np.array(same))}
+
+
+class DenoisingEvaluation(Evaluation):
+    """The loss, which may be smoothed, and the perplexity, which is not."""
+
+    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+        nll = outputs.get("nll", outputs.loss)  # a native model has no smoothing
+        return {**loss_and_items(ModelOutput(nll=nll), batch, "nll"), **loss_and_items(outputs, batch)}
+
+    def compute(self, results: Results) -> dict[str, float]:
+        nll = mean_loss(results, "nll")
+        return {"loss": mean_loss(results), "nll": nll, "ppl": perplexity(nll)}
+
+
+class PairEvaluation(DenoisingEvaluation):
+    """What the model writes, beside a copy of the source and the most frequent target.
+
+    settings: of `model.generate`, such as num_beams and max_new_tokens.
+    """
+
+    def __init__(
+        self,
+        batches: Source,
+        pairs: Sequence[Pair],
+        most_frequent: str,
+        split: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        **settings,
+    ):
+        super().__init__(batches)
+        self.pairs, self.split, self.model, self.tokenizer, self.settings = pairs, split, model, tokenizer, settings
+        self.references = [pair.target for pair in pairs]
+        self.simple = {"copy": [pair.source for pair in pairs], "majority": [most_frequent] * len(pairs)}
+        self.simple_figures: dict[str, float] = {}
+        self.metric = Translation()
+
+    def generate(self, model: nn.Module, batch: Batch) -> Results:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        texts = self.tokenizer.batch_decode(model.generate(**inputs, **self.settings), skip_special_tokens=True)
+        written = np.array([text.strip() for text in texts], dtype=object)
+        return {"texts": written, "example": array(batch["about"]["example"])}
+
+    def compute(self, results: Results) -> dict[str, float]:
+        texts = written_texts(results)
+        figures = self.metric.compute(predictions=texts, references=self.references)
+        for pair, text in zip(self.pairs[:SHOWN], texts, strict=False):
+            logger.info(f"  {pair.source!r} -> {text!r} (right: {pair.target!r})")
+        if not self.simple_figures:
+            for name, answers in self.simple.items():
+                scores = self.metric.compute(predictions=answers, references=self.references)
+                self.simple_figures |= {f"{name}_{figure}": value for figure, value in scores.items()}
+        return {**super().compute(results), **figures, **self.simple_figures}
+
+    def report(self, folder: Path) -> None:
+        """Tables as they were read, with a column `prediction`; of aligned files the predictions, a line each, in a file
+        that ends as those of the targets. And an image of what the decoder looks at."""
+        rows = []
+        for pair, text in zip(self.pairs, written_texts(self.results), strict=True):
+            table = pair.kind in sources.TABLES
+            rows.append((pair.kind, {**pair.row, "prediction": text} if table else " ".join(text.splitlines())))
+        predictions.write(rows, folder, f"{self.split}_predictions")
+        weights, *tokens = cross_attention(self.model, self.tokenizer, self.pairs[0])
+        report.draw_attention(folder / f"{self.split}_attention.png", weights, *tokens)
+
+
+def written_texts(results: Results) -> list[str]:
+    """What was written, in the order of the data."""
+    return results["texts"][np.argsort(results["example"])].tolist()
+
+
+@torch.no_grad()
+def cross_attention(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair: Pair
+) -> tuple[np.ndarray, list[str], list[str]]:
+    """The last layer's attention from the tokens of the target to those of the source, the mean over heads; and these
+    tokens."""
+    source = tokenizer(pair.source, return_tensors="pt", truncation=True, max_length=48).to(model.device)
+    labels = tokenizer(text_target=pair.target, return_tensors="pt", truncation=True, max_length=48).to(model.device)
+    with report.recorded_attention(model):
+        outputs = model(
+            input_ids=source["input_ids"],
+            attention_mask=source["attention_mask"],
+            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels["input_ids"]),
+            output_attentions=True,
+        )
+    rows, columns = (tokenizer.convert_ids_to_tokens(side["input_ids"][0]) for side in (labels, source))
+    return array(outputs.cross_attentions[-1][0].mean(0)), rows, columns
+
+
+def pair_card(recipe, example: str, data: str) -> Card:
+    beams = vars(recipe).get("num_beams", 4)
+    return Card(template="seq2seq", data=data, example=example, num_beams=beams)

@@ -1,0 +1,317 @@
+"""Labels of texts: every format is read and written back, every mistake is named with its place, windows are averaged."""
+
+import json
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from fixtures import files, tagged_words
+from fixtures.tagged_words import KOREAN, WORDS, gather, groupings
+from transformers.utils import ModelOutput
+
+from hf_tiny import InputError, report
+from hf_tiny.arguments import Arguments, parse
+from hf_tiny.data import builtin
+from hf_tiny.data.splits import find_labels
+from hf_tiny.data.windows import CollateWindows
+from hf_tiny.tasks.classify import (
+    Classification,
+    ClassifyArguments,
+    Regression,
+    Text,
+    TextEvaluation,
+    is_regression,
+    predict_texts,
+    read_texts,
+    text_features,
+)
+
+ROWS = [("a good film", "1"), ('he said "no', "0"), ("", "1"), ("끝까지 봤다", "0")]
+
+
+@pytest.fixture
+def write(tmp_path):
+    return partial(files.write, tmp_path)
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[tuple]:
+    """What would be drawn."""
+    calls = []
+    monkeypatch.setattr(report, "draw_confusion", lambda path, labels, *ids: calls.append((path.name, labels, *ids)))
+    return calls
+
+
+def texts_of(path: str, **settings) -> list[Text]:
+    return read_texts(ClassifyArguments(train_file=[path], validation_file=[path], **settings))["train"]
+
+
+def text(content: str, pair: str | None = None, label: str = "0") -> Text:
+    return Text(content, pair, label, "here", ".txt", {})
+
+
+def predicted(texts: list[Text], answers: list[str], folder: Path) -> list[Path]:
+    """The files that are written when these are the answers."""
+    labels = sorted(set(answers))
+    judge = TextEvaluation(None, texts, labels, "test")
+    examples = np.arange(len(texts))
+    logits = np.eye(len(labels))[[labels.index(answer) for answer in answers]]
+    judge.results = {"logits": np.pad(logits, ((0, 0), (0, 1))), "labels": examples * 0, "example": examples}
+    judge.report(folder)
+    return sorted(folder.glob("test_predictions.*"))
+
+
+# Reading and writing
+
+
+def table(rows, separator: str) -> str:
+    return "".join(separator.join(row) + "\n" for row in [("text", "label"), *rows])
+
+
+def as_jsonl(rows) -> str:
+    return "".join(json.dumps({"text": t, "label": int(n)}, ensure_ascii=False) + "\n" for t, n in rows)
+
+
+def as_arrow(rows) -> bytes:
+    sink, content = pa.BufferOutputStream(), pa.table({"text": [t for t, _ in rows], "label": [n for _, n in rows]})
+    with pa.ipc.new_stream(sink, content.schema) as stream:
+        stream.write_table(content)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", table(ROWS, "\t")),
+        ("a.tsv.gz", table(ROWS, "\t")),
+        ("a.TSV", "\ufeff" + table(ROWS, "\t").replace("\n", "\r\n")),
+        ("a.csv", table([(t.replace('"', '""').join('""'), label) for t, label in ROWS], ",")),
+        ("a.jsonl", as_jsonl(ROWS)),
+        ("a.json.gz", as_jsonl(ROWS)),
+        ("a.json", json.dumps([{"text": t, "label": label} for t, label in ROWS], indent=1)),
+        ("a.arrow", as_arrow(ROWS)),
+        ("a.txt", "".join(f"{label} {t}\n" for t, label in ROWS)),
+        ("a.train", "".join(f"{label}\t{t}\n" for t, label in ROWS) + "\n"),
+    ],
+)
+def test_every_format_gives_the_same_texts(write, tmp_path, drawn, name, content):
+    path = write(name, content)
+    texts = texts_of(path)
+    assert [(text.text, text.label) for text in texts] == ROWS
+    assert all(text.place.startswith(path) for text in texts)
+    (written,) = predicted(texts, ["0", "1", "0", "1"], tmp_path)
+    again = texts_of(str(written), **({} if written.suffix == ".txt" else {"label_column": "prediction"}))
+    assert [(text.text, text.label) for text in again] == [(t, "01"[label == "0"]) for t, label in ROWS]
+    assert [text.row.get("label", 0) for text in again] == [text.row.get("label", 0) for text in texts]
+    ((name, labels, gold, found),) = drawn
+    assert (name, labels, found.tolist(), gold.tolist()) == ("test_confusion.png", ["0", "1"], [0, 1, 0, 1], [0] * 4)
+
+
+def test_parquet_keeps_the_names_of_classes(tmp_path, drawn):
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["bad", "good"]))
+    rows = {"text": ["가", "b", None], "label": [1, 0, 1]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "a.parquet"))
+    texts = texts_of(str(tmp_path / "a.parquet"))
+    assert [(text.text, text.label) for text in texts] == [("가", "good"), ("b", "bad"), ("", "good")]
+    assert texts[1].place.endswith("a.parquet, row 2")
+    (written,) = predicted(texts, ["bad"] * 3, tmp_path)
+    assert pyarrow.parquet.read_table(written)["prediction"].to_pylist() == ["bad"] * 3
+
+
+def test_files_of_several_kinds_and_columns_are_written_by_kind(write, tmp_path, drawn):
+    paths = [write("d/a.tsv", "text\tlabel\na\tx\n"), write("d/b.tsv", "id\tlabel\ttext\n7\ty\tb\n")]
+    write("d/c.jsonl", '{"text": "c", "label": true}\n')
+    texts = texts_of(str(tmp_path / "d"))
+    assert [text.label for text in texts] == ["x", "y", "True"] and texts[1].place == f"{paths[1]}:2"
+    jsonl, tsv = predicted(texts, ["p", "q", "r"], tmp_path)
+    assert tsv.read_text() == "text\tlabel\tprediction\tid\na\tx\tp\t\nb\ty\tq\t7\n"
+    assert json.loads(jsonl.read_text()) == {"text": "c", "label": True, "prediction": "r"}
+
+
+def test_pairs_and_numbers(write, tmp_path):
+    path = write("a.tsv", "s1\ts2\tscore\na\tb\t5.000\nc\td\t3.800\n")
+    arguments = ClassifyArguments(
+        train_file=[path], validation_file=[path], text_column="s1", text_pair_column="s2", label_column="score"
+    )
+    splits = read_texts(arguments)
+    assert [(t.text, t.text_pair, t.label) for t in splits["train"]] == [("a", "b", "5.000"), ("c", "d", "3.800")]
+    assert splits["train"][0].texts == ["a", "b"] and text("a").texts == ["a"]
+    assert is_regression(splits, arguments)
+    whole = {"train": [text("a", label="1"), text("b", label="2.0")]}
+    plain, number = ClassifyArguments(), ClassifyArguments(do_regression=True)
+    assert not is_regression(whole, plain) and is_regression(whole, number)
+    assert not is_regression(splits, ClassifyArguments(do_regression=False))
+    assert not is_regression({"train": [text("a", label="1.5"), text("a", label="nan")]}, plain)
+    with pytest.raises(InputError, match="here: the label 'x' is not a number"):
+        is_regression({"train": [text("a", label="x")]}, number)
+    judge = TextEvaluation(None, splits["train"], None, "test")
+    judge.results = {"logits": np.array([[1.5], [2.0]]), "labels": np.zeros(2), "example": np.arange(2)}
+    judge.report(tmp_path)
+    written = (tmp_path / "test_predictions.tsv").read_text()
+    assert written == "s1\ts2\tscore\tprediction\na\tb\t5.000\t1.5000\nc\td\t3.800\t2.0000\n"
+
+
+def test_numbers_are_held_out_though_none_comes_twice(write):
+    path = write("a.txt", "".join(f"{n + 0.5} text\n" for n in range(50)))
+    assert len(read_texts(ClassifyArguments(train_file=[path]))["validation"]) == 5
+    with pytest.raises(InputError, match="of 50 examples this holds out 0"):
+        read_texts(ClassifyArguments(train_file=[path], do_regression=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "document\tlabel\na\t1\n", r"a.tsv:2: there is no column 'text', only 'document', 'label'.*--text_column"),
+        ("a.jsonl", '{"text": "a", "tag": 1}\n', r"a.jsonl:1: there is no column 'label'.*--label_column"),
+        ("a.tsv", "text\tlabel\na\t1\nb\n", r"a.tsv:3: this row has 1 columns, and the first line names 2: text, label"),
+        ("a.csv", 'text,label\n"a\nb",1\nb,1,2\n', r"a.csv:4: this row has 3 columns"),
+        ("a.csv", 'text,label\n"a,1\n', r"a.csv:2: not a table"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text"\n', r"a.jsonl:2: not JSON"),
+        ("a.jsonl", '"a"\n', r"a.jsonl:1: not a JSON object"),
+        ("a.json", '[{"text": "a", "label": 1}, 2]', r"a.json, row 2: not a JSON object"),
+        ("a.jsonl", '{"text": 3, "label": 1}\n', r"a.jsonl:1: 'text' is 3 and must be text"),
+        ("a.jsonl", '{"text": "a", "label": null}\n', r"a.jsonl:1: the label, column 'label', is empty"),
+        ("a.tsv", "text\tlabel\na\t \n", r"a.tsv:2: the label, column 'label', is empty"),
+        ("a.txt", "1 a\n b\n", r"a.txt:2: the line begins with a blank"),
+        ("a.tsv", b"text\tlabel\na\t1\n\xff\t1\n", r"a.tsv:3: the byte at offset 15 of the file is not UTF-8"),
+        ("a.tsv", "text\tlabel\n", r"a.tsv: there are no texts in it to train on"),
+        ("a.txt", "", r"a.txt: there are no texts in it to train on"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_texts_are_named_with_their_place(write, name, content, message):
+    with pytest.raises(InputError, match=f"(?s){message}"):
+        texts_of(write(name, content))
+
+
+def test_what_is_not_gzip_is_named(tmp_path):
+    (tmp_path / "a.tsv.gz").write_bytes(b"plain")
+    with pytest.raises(InputError, match="the file cannot be read"):
+        texts_of(str(tmp_path / "a.tsv.gz"))
+
+
+def test_the_built_in_data_is_the_default(write, monkeypatch):
+    path = write("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
+    monkeypatch.setattr(builtin, "classified_files", lambda: ([path], [path]))
+    splits = read_texts(ClassifyArguments())
+    assert [t.label for t in splits["validation"]] == ["x", "y"] and find_labels(splits) == ["x", "y"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(ClassifyArguments, Arguments):
+    """Only what the task has."""
+
+
+def test_arguments_are_flags():
+    parsed = parse(Flags, ["--train_file", "a.tsv", "b", "--do_regression", "true", "--text_pair_column", "s2"])
+    assert parsed == Flags(train_file=["a.tsv", "b"], do_regression=True, text_pair_column="s2")
+
+
+# Features
+
+
+@pytest.mark.parametrize("kind", tagged_words.TOKENIZERS)
+def test_all_windows_of_a_text_have_its_label(kind):
+    tokenizer = tagged_words.tokenizer(kind)
+    texts = [text("the lazy dog"), text(" ".join(WORDS * 5), "a fox", label="1"), text(KOREAN)]
+    features = text_features(texts, tokenizer, ["0", "1"], ClassifyArguments(max_seq_length=32, doc_stride=4))
+    assert {(f["example"], f["labels"]) for f in features} == {(0, 0), (1, 1), (2, 0)}
+    assert sum(f["example"] == 1 for f in features) > 2
+    batch = CollateWindows(tokenizer.pad_token_id)(features)
+    sizes = [len(f["input_ids"]) for f in features]
+    assert batch["labels"].tolist() == [f["labels"] for f in features] and list(batch["about"]) == ["example"]
+    assert batch["num_items_in_batch"].tolist() == [len(features), sum(sizes)]
+    assert batch["attention_mask"].sum(1).tolist() == sizes
+    (feature,) = text_features([text("fox", label="1.5")], tokenizer, None, ClassifyArguments())
+    assert feature["labels"] == 1.5 and feature["input_ids"].tolist() == tokenizer("fox")["input_ids"]
+
+
+# Figures
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "accuracy", "f1", "matthews", "majority"),
+    [
+        # Label 0: precision 2/3, recall 1; label 1: precision 1, recall 1/3; label 2 is never right.
+        ([0, 0, 0, 1, 2], [0, 0, 1, 1, 1], 3 / 5, (4 / 5 + 1 / 2 + 0) / 3, None, 3 / 5),
+        ([1, 1, 0, 0], [1, 0, 1, 0], 1 / 2, 1 / 2, 0.0, 1 / 2),
+        ([1, 1, 1, 0], [1, 1, 0, 0], 3 / 4, (4 / 5 + 2 / 3) / 2, (2 * 1 - 1 * 0) / math.sqrt(3 * 2 * 2 * 1), 1 / 2),
+        ([1, 0], [0, 1], 0.0, 0.0, -1.0, 1 / 2),
+        ([1, 1, 1], [1, 1, 1], 1.0, 1.0, 0.0, 1.0),  # one label only
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_classification(predictions, references, accuracy, f1, matthews, majority):
+    figures = Classification().compute(predictions=predictions, references=references)
+    assert figures["accuracy"] == pytest.approx(accuracy)
+    assert figures["f1"] == pytest.approx(f1)
+    assert figures["majority"] == pytest.approx(majority)
+    if matthews is not None:
+        assert figures["matthews_correlation"] == pytest.approx(matthews)
+
+
+@pytest.mark.filterwarnings("error")
+def test_regression():
+    metric = Regression()
+    figures = metric.compute(predictions=[1.0, 2.0, 4.0], references=[0.0, 3.0, 5.0])
+    # Deviations (-4, -1, 5) / 3 and (-8, 1, 7) / 3: 66 / sqrt(42 * 114).
+    assert figures == pytest.approx({"pearson": 66 / math.sqrt(42 * 114), "spearmanr": 1.0, "mse": 1.0})
+    ties = metric.compute(predictions=[1.0, 1.0, 2.0], references=[3.0, 1.0, 2.0])  # ranks 1.5, 1.5, 3 and 3, 1, 2
+    assert ties["spearmanr"] == pytest.approx(0.0)
+    for predictions, references in (([1.0, 1.0], [0.0, 1.0]), ([0.0, 1.0], [2.0, 2.0]), ([1.0], [1.0])):
+        constant = metric.compute(predictions=predictions, references=references)
+        assert math.isnan(constant["pearson"]) and math.isnan(constant["spearmanr"])
+
+
+def collected(judge: TextEvaluation, windows: list[tuple[int, list[float], float]], batches) -> dict[str, np.ndarray]:
+    """Of windows (example, logits, label) in batches, whose losses are 0, 1, 2, ... of the window's place."""
+    found = []
+    for places in batches:
+        examples, logits, labels = zip(*[windows[place] for place in places], strict=True)
+        outputs = ModelOutput(loss=torch.tensor(float(np.mean(places))), logits=torch.tensor(logits))
+        batch = {
+            "labels": torch.tensor(labels),
+            "num_items_in_batch": torch.tensor([len(places), 99]),
+            "about": {"example": torch.tensor(examples)},
+        }
+        found.append(judge.collect(outputs, batch))
+    return gather(found)
+
+
+@pytest.mark.parametrize("batches", groupings(5))
+def test_windows_of_a_text_are_averaged(batches, tmp_path, drawn):
+    windows = [
+        (2, [0.0, 0.0, 1.0], 2),
+        (0, [1.0, 0.0, 0.0], 1),  # the surer window of example 0 decides
+        (0, [0.0, 5.0, 0.0], 1),
+        (0, [1.0, 0.0, 0.0], 1),
+        (1, [3.0, 1.0, 2.0], 2),
+    ]
+    judge = TextEvaluation(None, [Text(c, None, "x", "", ".txt", {"between": "\t"}) for c in "uvw"], list("abc"), "dev")
+    judge.results = collected(judge, windows, batches)
+    assert predict_texts(judge.results).tolist() == [1, 0, 2]
+    figures = judge.compute(judge.results)
+    assert figures["accuracy"] == pytest.approx(2 / 3)
+    assert figures["f1"] == pytest.approx((0 + 1 + 2 / 3) / 3)
+    assert figures["majority"] == pytest.approx(2 / 3)
+    assert figures["loss"] == pytest.approx(2.0)
+    judge.report(tmp_path)
+    assert (tmp_path / "dev_predictions.txt").read_text() == "b\tu\na\tv\nc\tw\n"
+    ((_, _, gold, found),) = drawn
+    assert (gold.tolist(), found.tolist()) == ([1, 2, 2], [1, 0, 2])
+
+
+@pytest.mark.parametrize("batches", groupings(4))
+def test_windows_of_a_regression_are_averaged(batches):
+    windows = [(5, [4.0], 5.0), (3, [1.0], 0.0), (4, [1.0], 3.0), (4, [3.0], 3.0)]
+    judge = TextEvaluation(None, [], None, "dev")
+    results = collected(judge, windows, batches)
+    assert predict_texts(results) == pytest.approx(np.array([1.0, 2.0, 4.0]))
+    expected = {"loss": 1.5, "pearson": 66 / math.sqrt(42 * 114), "spearmanr": 1.0, "mse": 1.0}
+    assert judge.compute(results) == pytest.approx(expected)

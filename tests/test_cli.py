@@ -1,0 +1,135 @@
+"""The command hf-tiny: verbs, exit codes, processes, and what the wheel holds."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fixtures import tiny_run
+from fixtures.tiny_run import ROOT
+
+import hf_tiny
+from hf_tiny import checkpoint, cli
+from hf_tiny.tokenizer import MODELS
+
+COMMAND = [sys.executable, "-c", "import sys, hf_tiny_cli; sys.argv[0] = 'hf-tiny'; hf_tiny_cli.main()"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+TINY = tiny_run.flags(max_seq_length=32, per_device_train_batch_size=4, vocab_size=300, logging_steps=1, save_steps=0)
+
+
+def hf_tiny_command(*words) -> tuple[subprocess.CompletedProcess, float]:
+    """The command as it is installed, and the seconds of processor time that it took."""
+    before = os.times()
+    ended = subprocess.run([*COMMAND, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True)
+    after = os.times()
+    return ended, sum(after[2:4]) - sum(before[2:4])
+
+
+def run_cli(*words) -> None:
+    """The same in a process that has loaded torch already."""
+    cli.main(words)
+
+
+@pytest.mark.parametrize("words", [["--help"], []])
+def test_help_lists_the_verbs_at_once(words):
+    ended, seconds = hf_tiny_command(*words)
+    assert ended.returncode == 0 and seconds < 1.5
+    verbs = dict(re.findall(r"^  ([a-z0-9-]+) +(\S.*)$", ended.stdout, re.MULTILINE))
+    assert {path.stem.replace("_", "-") for path in (ROOT / "recipes").glob("*.py")} | {"push", "convert"} == set(verbs)
+    assert verbs["pretrain-electra"] == "Pretrain ELECTRA from raw text."
+
+
+@pytest.mark.parametrize("words", [["pretrain-elektra"], ["--num_processes", "2", "pretrain-elektra", "--seed", "1"]])
+def test_an_unknown_verb_is_answered_at_once(words):
+    ended, seconds = hf_tiny_command(*words)
+    assert ended.returncode == 2 and seconds < 1.5
+    assert "Did you mean pretrain-electra? `hf-tiny --help` lists the verbs." in ended.stderr
+
+
+def test_the_version_has_one_source():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'version = { attr = "hf_tiny.__version__" }' in text and f'"{hf_tiny.__version__}"' not in text
+
+
+def test_every_package_is_in_the_wheel():
+    text = (ROOT / "pyproject.toml").read_text()
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "hf_tiny").rglob("*.py")}
+    assert all(f'"{folder.replace("/", ".")}"' in text for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["pretrain-electra", "--max_step", "1"], 2, "Unknown flag --max_step. Did you mean --max_steps?"),
+        (["pretrain-electra", "--logging_steps", "0"], 2, "--logging_steps 0: it must be above 0."),
+        (["pretrain-electra", "--help"], 0, ""),
+        (["compare-tokenizers", "--learning_rate", "1"], 2, "Unknown flag --learning_rate"),
+        (["convert", "nowhere", "new"], 2, "error: "),
+        (["push", "nowhere", "--hub_model_id", "a/b"], 2, "error: nowhere lacks config.json"),
+        (["push"], 2, "required"),
+    ],
+)
+def test_exit_codes(tmp_path, words, code, message):
+    ended = tiny_run.start(tmp_path, run_cli, *words).wait()
+    assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
+    assert message in ended.err
+
+
+@pytest.mark.slow
+def test_one_process_runs_the_recipe_itself(tmp_path):
+    text = tiny_run.write_text(tmp_path / "text.txt")
+    flags = ["--train_file", str(text), "--max_steps", "2", *TINY]
+    ended = tiny_run.start(tmp_path, run_cli, "pretrain-electra", *flags, "--output_dir", str(tmp_path / "one")).wait()
+    assert ended.code == 0, ended.err
+    ended = tiny_run.recipe(tmp_path, *flags, "--output_dir", tmp_path / "two")
+    assert ended.code == 0, ended.err
+    assert tiny_run.largest_difference(tmp_path / "one", tmp_path / "two") == 0
+
+
+def test_a_recipe_that_does_not_train_leaves_runs_alone(tmp_path, monkeypatch):
+    """Not even a folder of its name that holds a run."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs/out/checkpoint-3").mkdir(parents=True)
+    text = tiny_run.write_text(tmp_path / "text.txt")
+    flags = tiny_run.flags(train_file=text, vocab_size=400, max_eval_samples=5)
+    ended = tiny_run.start(tmp_path, run_cli, "compare-tokenizers", *flags).wait()
+    assert ended.code == 0, ended.err
+    assert re.findall(r"^(\w+) +tokens per word", ended.out, re.MULTILINE) == list(MODELS)
+    assert os.listdir("runs/out") == ["checkpoint-3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--num_processes", "2"], ["--mixed_precision", "no"]])
+def test_launched_processes(tmp_path, options):
+    """Two over gloo, or one with other options: a signal reaches them, and their exit code comes back."""
+    text, run = tiny_run.write_text(tmp_path / "text.txt"), tmp_path / "run"
+    environment = {**ENVIRONMENT, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    flags = ["pretrain-electra", "--train_file", str(text), "--output_dir", str(run), "--max_steps", "5000", *TINY]
+    port = [] if "--mixed_precision" in options else ["--main_process_port", "0"]
+    with open(tmp_path / "err", "w") as err:
+        started = subprocess.Popen([*COMMAND, *port, *options, *flags], env=environment, stderr=err)
+    end = time.monotonic() + 200
+    while max(tiny_run.logged_steps(run), default=0) < 2:
+        assert time.monotonic() < end and started.poll() is None, (tmp_path / "err").read_text()
+        time.sleep(0.05)
+    started.terminate()
+    assert started.wait(60) == 128 + signal.SIGTERM
+    error = (tmp_path / "err").read_text()
+    assert "Stopped by SIGTERM; checkpoint-" in error and "Traceback" not in error
+    saved = checkpoint.find(run, "latest")
+    assert len(list(saved.glob("rng-*"))) == (1 if "--mixed_precision" in options else 2)
+    if "--num_processes" in options:
+        refused, _ = hf_tiny_command(*port, *options, *flags)
+        assert refused.returncode == 2 and "holds another run" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    step = checkpoint.step_of(saved)
+    again = [*flags, "--resume_from_checkpoint", "latest", "--max_steps", str(step + 2)]
+    done, _ = hf_tiny_command(*port, *options, *again)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((run / "all_results.json").read_text())
+    assert results["num_processes"] == (2 if "--num_processes" in options else 1)

@@ -1,0 +1,85 @@
+"""What is drawn and printed when a run is over, and what is not loaded before."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib import font_manager
+from PIL import Image
+
+from hf_tiny import InputError, errors, report
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (6.5, "6.5"),
+        (0.98765, "0.9877"),
+        (123456.7, "123,457"),
+        (1000000, "1,000,000"),
+        (3, "3"),
+        (1e-6, "1e-06"),
+        (float("nan"), "nan"),
+        (-2.0, "-2"),
+    ],
+)
+def test_numbers_are_for_people(value, text):
+    assert report.number(value) == text
+
+
+def colours(path) -> int:
+    """How many there are in an image: a few where nothing is drawn."""
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return len(image.convert("RGB").getcolors(1 << 24))
+
+
+def test_one_logged_line_can_be_drawn(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 0.1, "loss": 2.0, "rtd_auc": NaN}\n')
+    report.draw_curves(tmp_path)
+    assert Image.open(tmp_path / "curves.png").size == (1200, 260)
+
+
+def test_confusion(tmp_path, monkeypatch):
+    report.draw_confusion(tmp_path / "two.png", ["$a$", "b"], [0, 0, 0, 0], [0, 0, 0, 1])
+    assert Image.open(tmp_path / "two.png").size[0] > 300 and colours(tmp_path / "two.png") > 50
+    large = Image.open(tmp_path / "two.png").size
+    monkeypatch.setattr(report, "MOST_CLASSES", 3)
+    report.draw_confusion(tmp_path / "many.png", [f"label {n}" for n in range(9)], range(9), range(9))
+    report.draw_confusion(tmp_path / "three.png", [f"label {n}" for n in range(3)], range(3), range(3))
+    many, three = (Image.open(tmp_path / f"{name}.png").size for name in ("many", "three"))
+    assert abs(many[0] - three[0]) < 20 and many != large
+    assert [path.name for path in tmp_path.glob("*.txt")] == []
+
+
+def test_letters_that_no_font_has_become_numbers(tmp_path, monkeypatch):
+    own = [font for font in font_manager.fontManager.ttflist if font.name.startswith("DejaVu")]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    assert report.fonts_for("abc") == ["DejaVu Sans"] and report.fonts_for("긍정") is None
+    report.draw_confusion(tmp_path / "hangul.png", ["긍정", "부정"], [0, 0, 1, 1], [0, 1, 1, 1])
+    assert (tmp_path / "hangul.txt").read_text(encoding="utf-8") == "1: 긍정\n2: 부정\n"
+    report.draw_attention(tmp_path / "attention.png", np.eye(2), ["긍정", "부정"], ["a", "b"])
+    assert colours(tmp_path / "attention.png") > 50
+
+
+def test_attention_and_images(tmp_path):
+    weights = np.random.default_rng(0).random((3, 5))
+    report.draw_attention(tmp_path / "attention.png", weights, list("abc"), ["$x$", "_y", "z" * 50, "", "e"])
+    assert colours(tmp_path / "attention.png") > 50
+    grey, colour = np.zeros((2, 8, 8, 1)), np.random.default_rng(0).random((2, 8, 8, 3)) * 2
+    report.draw_images(tmp_path / "images.png", {"grey": grey, "colour": colour}, ["$one$", "two"])
+    assert Image.open(tmp_path / "images.png").size == (380, 300) and colours(tmp_path / "images.png") > 50
+
+
+def test_what_few_runs_need_is_loaded_late():
+    late = {"matplotlib", "sklearn", "sacrebleu", "seqeval", "evaluate", "peft"}
+    code = f"import sys, hf_tiny, hf_tiny.train; print(*{late} & sys.modules.keys())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ""), ended.stderr
+
+
+def test_a_missing_package_is_named_with_its_extra():
+    assert errors.require("json.decoder", "tag").__name__ == "json.decoder"
+    with pytest.raises(InputError, match=r'^seqeval_ is not installed: pip install "hf_tiny\[tag\]"$'):
+        errors.require("seqeval_.metrics", "tag")

@@ -1,0 +1,268 @@
+"""What to start from, and which of its weights may move."""
+
+import json
+import logging
+import sys
+from copy import deepcopy
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from conftest import TEXTS
+from fixtures.encoders import CONFIGS, LAYERS, OURS, changed, classifier, copies, linker, save_joint
+from fixtures.tiny_run import flags
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BartConfig,
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    MarianConfig,
+    MarianMTModel,
+    ViTConfig,
+)
+
+from hf_tiny import HfTinyElectraForPreTraining, HfTinyTokenLinkingConfig, InputError, optim, start
+from hf_tiny.arguments import parse
+from hf_tiny.tasks import FinetuneConfig
+from hf_tiny.tasks.parse import LinkingOn
+from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, tokenizer) -> str:
+    return save_joint(tmp_path_factory.mktemp("pretrained"), tokenizer)
+
+
+# What moves
+
+
+@pytest.mark.parametrize("name", ["hf_tiny", "bert", "deberta-v2"])
+def test_only_the_last_layers_are_drawn_anew(name, tmp_path):
+    classifier(name).save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    places, before = optim.depths(model), copies(model)
+    matrices = {key for key, p in model.named_parameters() if p.ndim >= 2 and places[key] in (LAYERS - 1, LAYERS)}
+    start.prepare(model, FinetuneConfig(reinit_layers=2, model_name_or_path="some"))
+    found = changed(before, model)
+    assert {places[key] for key in found} == {LAYERS - 1, LAYERS} and matrices <= found
+    for key in matrices:
+        spread = (before[key].std() / model.get_parameter(key).std()).item()
+        assert 0.7 < spread < 1.4, key  # as the model itself draws them
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(-1, {None, 0, 1, 2, 3}), (0, {None}), (2, {None, 2, 3}), (3, {None, 1, 2, 3})]
+)
+@pytest.mark.parametrize("build", [classifier, linker])
+def test_only_the_last_layers_are_trained(build, layers, expected):
+    model = build()
+    groups, _ = start.prepare(model, FinetuneConfig(trainable_layers=layers, model_name_or_path="some"))
+    assert {group["depth"] for group in groups} == expected
+    places = optim.depths(model)
+    assert {places[name] for name, p in model.named_parameters() if p.requires_grad} == expected
+
+
+def test_lora_in_the_last_layer_only():
+    model = classifier()
+    groups, _ = start.prepare(model, FinetuneConfig(lora_rank=2, trainable_layers=1, model_name_or_path="some"))
+    assert {group["depth"] for group in groups} == {None, LAYERS}
+
+
+def test_lora_without_peft_says_how_to_get_it():
+    with mock.patch.dict(sys.modules, {"peft": None}), pytest.raises(InputError, match=r"pip install .hf_tiny\[lora\]"):
+        start.prepare(classifier(), FinetuneConfig(lora_rank=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layer_decay": 0}, "--layer_decay 0: it must be above 0 and at most 1"),
+        ({"layer_decay": 1.5}, "--layer_decay 1.5"),
+        ({"head_lr_factor": 0}, "--head_lr_factor 0"),
+        ({"slow_start_steps": -1}, "--slow_start_steps -1"),
+        ({"trainable_layers": -2}, "--trainable_layers -2"),
+    ],
+)
+def test_values_that_are_not_possible_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        parse(FinetuneConfig, flags(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lora_rank": 4, "reinit_layers": 1}, "--lora_rank leaves"),
+        ({"reinit_layers": 2, "trainable_layers": 1}, "must be trained"),
+        ({"config_name": "other"}, "not both"),
+        ({"lora_rank": 4, "model_name_or_path": None}, "--lora_rank needs a pretrained encoder"),
+        ({"trainable_layers": 0, "model_name_or_path": None}, "--trainable_layers needs a pretrained encoder"),
+        ({"measure_forgetting": ["x"], "model_name_or_path": None}, "--measure_forgetting needs a pretrained encoder"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        start.start_tokenizer(FinetuneConfig(**{"model_name_or_path": "some", **settings}), lambda: TEXTS)
+
+
+@pytest.mark.parametrize("name", ["trainable_layers", "reinit_layers"])
+def test_more_layers_than_there_are_is_refused(name):
+    with pytest.raises(InputError, match=f"--{name} 4: .*has 3 layers"):
+        start.prepare(classifier(), FinetuneConfig(**{name: 4}))
+
+
+def test_what_would_never_learn_is_refused():
+    recipe = FinetuneConfig(slow_start_steps=5, unfreeze_steps=5, max_steps=20)
+    with pytest.raises(InputError, match="begin to learn at step 20, but the run has 20 steps"):
+        start.prepare(classifier(), recipe)
+
+
+# What to start from
+
+
+def test_a_checkpoint_is_taken_and_the_head_is_new(pretrained, tokenizer, caplog):
+    recipe = FinetuneConfig(model_name_or_path=pretrained)
+    caplog.set_level(logging.INFO, logger="hf_tiny")
+    found = start.start_tokenizer(recipe, lambda: TEXTS)
+    model = start.start_model(recipe, AutoModelForSequenceClassification, found, num_labels=5)
+    assert found.get_vocab() == tokenizer.get_vocab() and model.config.num_labels == 5
+    weights = load_file(f"{pretrained}/model.safetensors")
+    for name, value in model.electra.state_dict().items():
+        assert torch.equal(value, weights[f"electra.{name}"])
+    body = len(list(model.electra.parameters()))
+    assert f"{body} weights taken, 4 new: classifier.dense, classifier.out." in caplog.text
+    assert "LOAD REPORT" not in caplog.text
+
+
+def test_a_head_for_other_labels_is_replaced(pretrained, tokenizer, tmp_path):
+    recipe = FinetuneConfig(model_name_or_path=pretrained)
+    first = start.start_model(recipe, AutoModelForTokenClassification, tokenizer, num_labels=5)
+    first.save_pretrained(tmp_path)
+    again = replace(recipe, model_name_or_path=str(tmp_path))
+    same = start.start_model(again, AutoModelForTokenClassification, tokenizer, num_labels=5)
+    assert torch.equal(same.classifier.weight, first.classifier.weight)
+    other = start.start_model(again, AutoModelForTokenClassification, tokenizer, num_labels=3)
+    assert other.classifier.weight.shape == (3, 16) and other.classifier.weight.std() > 0
+    assert torch.equal(other.electra.encoder.norm.weight, first.electra.encoder.norm.weight)
+
+
+def test_a_half_precision_checkpoint_is_trained_in_float32(tokenizer, tmp_path):
+    BertModel(deepcopy(CONFIGS["bert"])).half().save_pretrained(tmp_path)
+    recipe = FinetuneConfig(model_name_or_path=str(tmp_path))
+    with pytest.raises(InputError, match="knows 99 tokens, but the tokenizer has 120"):
+        start.start_model(recipe, AutoModelForTokenClassification, tokenizer)
+    small = train_tokenizer(TEXTS, TokenizerArguments(vocab_size=90))
+    model = start.start_model(recipe, AutoModelForTokenClassification, small, num_labels=3)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_what_is_not_saved_is_not_learned(tmp_path):
+    """Marian computes its positions. As transformers loads them, they would be trained, and lost."""
+    sizes = {f"{side}_{what}": 1 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = MarianConfig(vocab_size=20, d_model=8, max_position_embeddings=16, pad_token_id=0, eos_token_id=1, **sizes)
+    MarianMTModel(config).save_pretrained(tmp_path)
+    model = start.pretrained(str(tmp_path), AutoModelForSeq2SeqLM, {})
+    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert fixed == {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
+
+
+def test_any_object_can_take_the_place_of_an_auto_class(pretrained, tokenizer):
+    for recipe in (
+        FinetuneConfig(model_name_or_path=pretrained),
+        FinetuneConfig(config_name=pretrained),
+        FinetuneConfig(),
+    ):
+        model = start.start_model(recipe, LinkingOn, tokenizer, num_labels=4, tree=False)
+        assert not model.config.tree and model.config.num_labels == 4
+        assert model.encoder.config.vocab_size == len(tokenizer)
+
+
+def test_from_scratch_with_a_configuration_or_without(pretrained, tokenizer):
+    recipe = FinetuneConfig(config_name=pretrained)
+    found = start.start_tokenizer(recipe, lambda: TEXTS)
+    model = start.start_model(recipe, AutoModelForSequenceClassification, found, num_labels=7)
+    assert model.config.hidden_size == 16 and model.config.num_labels == 7
+    weights = load_file(f"{pretrained}/model.safetensors")
+    assert not torch.equal(
+        model.electra.encoder.layers[0].attention.out.weight, weights["electra.encoder.layers.0.attention.out.weight"]
+    )
+    tiny = start.start_model(FinetuneConfig(), AutoModelForSequenceClassification, tokenizer, num_labels=2)
+    config = tiny.config
+    assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (128, 4, len(tokenizer))
+    assert config.position_embedding_type == "rotary" and config.pad_token_id == tokenizer.pad_token_id
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (GPT2Config(), "gpt2 is a decoder"),
+        (ViTConfig(), "vit is a model that classifies images"),
+        (BartConfig(), "bart is an encoder-decoder"),
+        (BertConfig(is_decoder=True), "bert is a decoder"),
+        (HfTinyTokenLinkingConfig(), "hf_tiny_token_linking is another kind of model"),
+    ],
+)
+@pytest.mark.parametrize("option", ["model_name_or_path", "config_name"])
+def test_what_is_no_encoder_is_refused(config, kind, option, tmp_path):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=rf"--{option} .*: {kind}.* this needs an encoder. Give one"):
+        start.start_tokenizer(FinetuneConfig(**{option: str(tmp_path)}), lambda: TEXTS)
+
+
+def test_what_is_no_checkpoint_is_refused(pretrained, tokenizer, tmp_path):
+    def start_from(folder):
+        recipe = FinetuneConfig(model_name_or_path=str(folder))
+        start.start_tokenizer(recipe, lambda: TEXTS)
+        start.start_model(recipe, AutoModelForSequenceClassification, tokenizer)
+
+    for name in ("empty", "other", "weightless", "torn", "generator"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other/config.json").write_text(json.dumps({"learning_rate": 1}))
+    for name in ("weightless", "torn"):
+        OURS.save_pretrained(tmp_path / name)
+    (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
+    for name in ("nowhere", "empty", "other"):
+        with pytest.raises(InputError, match=r"--model_name_or_path .*: no model could be found"):
+            start_from(tmp_path / name)
+    with pytest.raises(InputError, match=r"--model_name_or_path .*weightless: no tokenizer could be loaded"):
+        start_from(tmp_path / "weightless")
+    for name in ("weightless", "torn"):
+        tokenizer.save_pretrained(tmp_path / name)
+        with pytest.raises(InputError, match=r"its weights could not be loaded"):
+            start_from(tmp_path / name)
+    model = HfTinyElectraForPreTraining.from_pretrained(pretrained)
+    state = {name: value for name, value in model.state_dict().items() if "encoder.layers" not in name}
+    model.save_pretrained(tmp_path / "generator", state_dict=state)
+    tokenizer.save_pretrained(tmp_path / "generator")
+    with pytest.raises(InputError, match=r"it lacks \d+ weights of the encoder, such as electra.encoder.layers.0"):
+        start_from(tmp_path / "generator")
+
+
+def test_a_trained_tokenizer_belongs_to_its_texts(tmp_path):
+    settings = FinetuneConfig(vocab_size=100)
+    with mock.patch("hf_tiny.tokenizer.HF_DATASETS_CACHE", tmp_path):
+        one, same, other = (
+            start.start_tokenizer(settings, lambda texts=texts: texts) for texts in (TEXTS, list(TEXTS), TEXTS[:2] * 2)
+        )
+    assert one.get_vocab() == same.get_vocab() != other.get_vocab()
+    assert len(list((tmp_path / "hf_tiny_tokenizers").iterdir())) == 2
+
+
+def test_the_configuration_names_the_labels_or_a_number(pretrained, tokenizer, tmp_path):
+    AutoModelForSequenceClassification.from_pretrained(pretrained, num_labels=3).save_pretrained(tmp_path)
+    names = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
+    number = {"num_labels": 1, "problem_type": "regression"}
+    for recipe in (
+        FinetuneConfig(model_name_or_path=str(tmp_path)),
+        FinetuneConfig(config_name=str(tmp_path)),
+        FinetuneConfig(),
+    ):
+        for auto_class in (AutoModelForSequenceClassification, LinkingOn):
+            config = start.start_model(recipe, auto_class, tokenizer, **names).config
+            assert (config.num_labels, config.id2label, config.label2id) == (2, names["id2label"], names["label2id"])
+        config = start.start_model(recipe, AutoModelForSequenceClassification, tokenizer, **number).config
+        assert (config.num_labels, config.problem_type, len(config.id2label)) == (1, "regression", 1)
