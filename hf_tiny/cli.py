@@ -15,8 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-RECIPES = next(path for path in (HERE / "recipes", HERE.parent / "recipes") if path.is_dir())  # wheel, checkout
+RECIPES = Path(__file__).with_name("recipes")  # in a checkout a link
 COMMANDS = {  # verbs that are no recipes: module, first argument, what they do
     "push": ("hf_tiny.hub", ["push"], "Push a finished model to the Hub."),
     "convert": ("hf_tiny.convert", [], "Turn a checkpoint into a native one of transformers, or back."),

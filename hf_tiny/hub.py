@@ -36,10 +36,7 @@ from .report import number
 
 logger = logging.getLogger(__name__)
 
-HERE = Path(__file__).parent
-TEMPLATES = next(
-    path for path in (HERE / "model_cards", HERE.parent / "model_cards") if path.is_dir()
-)  # wheel, checkout
+TEMPLATES = Path(__file__).with_name("model_cards")  # in a checkout a link
 MEASURED = ("eval_", "test_", "forgetting_")
 BASELINES = ("copy_", "majority")  # figures of somebody who has learned nothing: in the card, not in its index
 SPLITS = {"eval": "validation", "test": "test"}

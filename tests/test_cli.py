@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -60,6 +61,31 @@ def test_every_package_is_in_the_wheel():
     text = (ROOT / "pyproject.toml").read_text()
     folders = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "hf_tiny").rglob("*.py")}
     assert all(f'"{folder.replace("/", ".")}"' in text for folder in folders)
+
+
+@pytest.mark.slow
+def test_the_install_wins_over_the_folder_of_a_clone(tmp_path):
+    """Python that starts in the folder above a clone finds a folder `hf_tiny` there, which is no package."""
+    changes = subprocess.run(["git", "diff", "HEAD", "--binary"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path / "hf_tiny"], check=True)
+    if changes:  # what is not committed yet
+        subprocess.run(["git", "apply"], cwd=tmp_path / "hf_tiny", input=changes, check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    packages = next((tmp_path / "env").glob("lib/*/site-packages"))
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # torch and the like; not our own install
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--editable", tmp_path / "hf_tiny"], check=True)
+    above = {"cwd": tmp_path, "capture_output": True, "text": True}
+    snippet = "import hf_tiny; print(hf_tiny.__file__, hf_tiny.__version__)"
+    found = subprocess.run([python, "-c", snippet], **above)
+    assert found.stdout.split() == [str(tmp_path / "hf_tiny" / "hf_tiny" / "__init__.py"), hf_tiny.__version__], found
+    listed = subprocess.run([tmp_path / "env" / "bin" / "hf-tiny", "--help"], **above)
+    assert listed.returncode == 0 and "pretrain-electra" in listed.stdout, listed.stderr
+    refused = subprocess.run(
+        [tmp_path / "env" / "bin" / "hf-tiny", "push", "nowhere", "--hub_model_id", "a/b"], **above
+    )
+    assert refused.returncode == 2 and "nowhere lacks config.json" in refused.stderr
 
 
 @pytest.mark.parametrize(
