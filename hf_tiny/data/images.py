@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from hf_tiny.arguments import flag
@@ -261,17 +261,36 @@ def decode(image: LabelledImage, size: tuple[int, int], channels: int) -> np.nda
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def size_and_grey_share(images: Sequence[LabelledImage]) -> tuple[tuple[int, int], float]:
-    """Height and width of the first image that can be read, and the share of grey ones, of a sample."""
-    size, grey = None, []
+@dataclass(frozen=True)
+class Survey:
+    """What a sample of the images is like.
+
+    size: height and width that more than half of them have, else a square of their median side.
+    agreeing: the share of images that have this size.
+    grey: the share of grey ones.
+    """
+
+    size: tuple[int, int]
+    agreeing: float
+    grey: float
+
+
+def survey(images: Sequence[LabelledImage]) -> Survey:
+    sizes, grey = Counter(), []
     for row in np.linspace(0, len(images) - 1, min(SAMPLED, len(images)), dtype=int).tolist():
         try:
             with images[row].load() as image:
-                size = size or image.size[::-1]
+                turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # a camera was held upright
+                sizes[image.size if turned else image.size[::-1]] += 1
                 grey.append(image.mode in ("1", "L", "LA"))
         except BROKEN:  # it gets its message when it is decoded
             continue
-    return size or (1, 1), float(np.mean(grey or [False]))
+    if not sizes:
+        return Survey((1, 1), 1.0, 0.0)
+    size, count = sizes.most_common(1)[0]
+    if 2 * count <= sizes.total():
+        size = (round(np.median([side for size in sizes.elements() for side in size])),) * 2
+    return Survey(size, sizes[size] / sizes.total(), float(np.mean(grey)))
 
 
 class ImageData:
@@ -383,7 +402,8 @@ class Normalize:
         return images if self.augment is None else self.augment(images, numbers)
 
     def normalized(self, images: Tensor) -> Tensor:
-        return (images - self.mean) / self.deviation
+        # Decoding and shifting leave the channels last in memory, on which some convolutions of a CPU crash.
+        return ((images - self.mean) / self.deviation).contiguous()
 
     def restored(self, images: Tensor) -> np.ndarray:
         """What a model reads, as it was before: (count, height, width, channels) in 0 ... 1."""

@@ -24,7 +24,7 @@ from hf_tiny.arguments import flag
 from hf_tiny.checkpoint import loaded
 from hf_tiny.data.augment import Augment, AugmentArguments, Mix
 from hf_tiny.data.batches import Batch, uniform
-from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, LabelledImage, Normalize, size_and_grey_share
+from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, LabelledImage, Normalize, Survey, survey
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results
 from hf_tiny.hub import Card
@@ -71,32 +71,42 @@ def start_config(recipe, images: Sequence[LabelledImage], least_patch: int, **ch
     changes = {name: value for name, value in changes.items() if value is not None}
     wanted = None if recipe.image_size is None else tuple((recipe.image_size * 2)[:2])
     option, name = named(recipe)
+    found = survey(images)
     if name:
         if recipe.patch_size:
             raise InputError(f"--patch_size {recipe.patch_size}: {option} {name} has its own. Leave the flag out.")
         config = _known_config(option, name, wanted, {**recipe.given_settings, **changes})
     else:
-        config = _new_config(recipe, images, least_patch, wanted, changes)
-    grey = size_and_grey_share(images)[1]
-    if config.num_channels == 1 and grey < 1:
-        logger.warning(f"The model reads grey images, and {1 - grey:.0%} of these have colours: they become grey.")
-    if config.num_channels == 3 and grey > 0:
-        logger.warning(f"The model reads colours, and {grey:.0%} of these images are grey: all three colours get them.")
+        config = _new_config(recipe, found, least_patch, wanted, changes)
+    _say_size(found, config)
+    if config.num_channels == 1 and found.grey < 1:
+        logger.warning(
+            f"The model reads grey images, and {1 - found.grey:.0%} of these have colours: they become grey."
+        )
+    if config.num_channels == 3 and found.grey > 0:
+        logger.warning(
+            f"The model reads colours, and {found.grey:.0%} of these images are grey: all three colours get them."
+        )
     return config
 
 
-def _new_config(
-    recipe, images: Sequence[LabelledImage], least_patch: int, wanted: tuple | None, changes: dict
-) -> HfTinyViTConfig:
-    size, grey = size_and_grey_share(images)
-    size = wanted or (size if max(size) <= LARGE else USUAL)
+def _say_size(found: Survey, config: PreTrainedConfig) -> None:
+    before, after = ("{} x {}".format(*size) for size in (found.size, image_size(config)))
+    if found.agreeing < 1:
+        typical = f"most are {before}" if found.agreeing > 0.5 else f"their median side is {found.size[0]}"
+        logger.info(f"The images differ in size; {typical}. All become {after}; --image_size gives another size.")
+    elif before != after:
+        patches = f", in patches of {config.patch_size}" if isinstance(config, HfTinyViTConfig) else ""
+        logger.info(f"Images of {before} become {after}{patches}.")
+
+
+def _new_config(recipe, found: Survey, least_patch: int, wanted: tuple | None, changes: dict) -> HfTinyViTConfig:
+    size = wanted or (found.size if max(found.size) <= LARGE else USUAL)
     patch = max(least_patch, next((patch for side, patch in PATCHES if min(size) <= side), 16))
     if wanted is None and recipe.patch_size is None:
-        size, given = tuple(-(-side // patch) * patch for side in size), size
-        if size != given:
-            logger.info("Images of {} x {} become {} x {}, in patches of {}.".format(*given, *size, patch))
+        size = tuple(-(-side // patch) * patch for side in size)
     patch = recipe.patch_size or patch
-    sizes = {"image_size": size, "patch_size": patch, "num_channels": 1 if grey == 1 else 3}
+    sizes = {"image_size": size, "patch_size": patch, "num_channels": 1 if found.grey == 1 else 3}
     try:
         return recipe.build_config(**changes, **sizes)
     except InputError as error:

@@ -1,5 +1,6 @@
 """Images: folders, idx files, tables and the Hub give the same, decoded at once or batch by batch, as a processor does."""
 
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -11,15 +12,17 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 
 from hf_tiny import InputError
+from hf_tiny.data.augment import Augment, AugmentArguments
 from hf_tiny.data.images import (
     ImageArguments,
     ImageBatches,
     ImageData,
     LabelledImage,
     Normalize,
+    Survey,
     decode,
     read_images,
-    size_and_grey_share,
+    survey,
 )
 from hf_tiny.models.image_processing import HfTinyGreyImageProcessor
 
@@ -230,13 +233,42 @@ def test_a_camera_that_was_held_upright(tmp_path):
     assert (turned[0] == np.rot90(pixels, -1)).all()
 
 
-def test_the_first_size_and_the_share_of_grey_images(home, tmp_path):
+def test_the_usual_size_and_the_share_of_grey_images(home, tmp_path):
     def images(folder: Path) -> list[LabelledImage]:
         return read_images(ImageArguments(train_file=[str(folder)]), labelled=True)["train"]
 
-    assert size_and_grey_share(images(home / "train")) == ((8, 8), 1.0)
-    assert size_and_grey_share([*images(home / "train")[:9], *images(home / "colour")[:3]]) == ((8, 8), 0.75)
-    assert size_and_grey_share(images(broken(tmp_path / "data")))[1] == 1.0  # what cannot be read says nothing
+    assert survey(images(home / "train")) == Survey((8, 8), 1.0, 1.0)
+    assert survey([*images(home / "train")[:9], *images(home / "colour")[:3]]) == Survey((8, 8), 1.0, 0.75)
+    assert survey(images(broken(tmp_path / "data"))).grey == 1.0  # what cannot be read says nothing
+
+
+def test_the_first_image_does_not_decide_the_size():
+    """A banner that came first stretched all others to its form."""
+
+    def images(*sizes: tuple[int, int]) -> list[LabelledImage]:
+        return [LabelledImage(partial(Image.new, "L", size[::-1]), None, "here") for size in sizes]
+
+    assert survey(images((4, 60), (20, 30), (20, 30), (20, 30))) == Survey((20, 30), 0.75, 1.0)
+    assert survey(images((4, 60), (28, 30), (20, 40), (32, 30))) == Survey((30, 30), 0.0, 1.0)
+    assert survey([LabelledImage(partial(Image.open, "nowhere"), None, "here")]) == Survey((1, 1), 1.0, 0.0)
+
+
+def test_the_size_of_a_camera_that_was_held_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("L", (8, 4)).save(tmp_path / "a.png", exif=exif)
+    assert survey([LabelledImage(partial(Image.open, tmp_path / "a.png"), None, "a.png")]).size == (8, 4)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_models_get_contiguous_images(home, in_memory):
+    """Channels that are last in memory made the convolutions of a small ResNet crash."""
+    arguments = ImageArguments(train_file=[str(home / "colour")])
+    data = ImageData(read_images(arguments, labelled=True)["train"], (8, 8), 3, in_memory=2**20 * in_memory)
+    processor = HfTinyGreyImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    collate = Normalize(processor, 0, Augment(AugmentArguments(random_shift=0.1 * in_memory)))
+    images = collate.images(data[[0, 1]], np.zeros((2, collate.width)))
+    assert not images.is_contiguous() and collate.normalized(images).is_contiguous()
 
 
 # Batches

@@ -20,6 +20,8 @@ from transformers import (
     AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
     ViTConfig,
     ViTForImageClassification,
     pipeline,
@@ -139,6 +141,26 @@ def test_what_of_a_pretrained_model_moves(home, masked, tmp_path, start, mode):
         assert after.config.image_size == [12, 12] and after.config.position_grid == [4, 4]
         assert after.config.pooling == "mean" and after.config.drop_path_rate == 0.1
         assert AutoImageProcessor.from_pretrained(tmp_path / "run").size["height"] == 12
+
+
+def test_images_of_many_sizes(tmp_path):
+    for number, path in enumerate(sorted(write_classes(tmp_path / "mixed", 8).glob("*/*.png"))):
+        Image.open(path).resize((60, 4) if number == 0 else (20 + number, 24)).save(path)
+    ended = run_to(tmp_path / "run", "finetune_images", train_file=tmp_path / "mixed", max_steps=2)
+    assert ended.code == 0, ended.err
+    assert "The images differ in size; their median side is 24. All become 24 x 24; --image_size" in ended.err
+    assert AutoConfig.from_pretrained(tmp_path / "run").image_size == [24, 24]
+
+
+def test_a_native_resnet_does_not_crash(home, tmp_path):
+    """Its convolutions ended the process with a segmentation fault where the channels came last in memory."""
+    torch.manual_seed(0)
+    small = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetForImageClassification(small).save_pretrained(tmp_path / "resnet")
+    more = {"model_name_or_path": tmp_path / "resnet", "train_file": home / "colour", "random_shift": 0.1}
+    ended = run_to(tmp_path / "run", "finetune_images", **given(home, **more))
+    assert ended.code == 0, ended.err
+    assert "Images of 8 x 8 become 224 x 224." in ended.err
 
 
 def test_images_that_patches_do_not_divide_are_resized(tmp_path):
