@@ -1,56 +1,10 @@
 """hf_tiny: raw text or images in, a pretrained and fine-tuned model on the Hub out."""
 
+from . import models
 from .errors import InputError
-from .models import (
-    AUTO_CLASSES,
-    HfTinyElectraConfig,
-    HfTinyElectraForMaskedLM,
-    HfTinyElectraForPreTraining,
-    HfTinyElectraForSequenceClassification,
-    HfTinyElectraForTokenClassification,
-    HfTinyElectraModel,
-    HfTinyReformerConfig,
-    HfTinyReformerForCausalLM,
-    HfTinyReformerForMaskedLM,
-    HfTinyReformerForSequenceClassification,
-    HfTinyReformerForTokenClassification,
-    HfTinyReformerModel,
-    HfTinySeq2SeqConfig,
-    HfTinySeq2SeqForConditionalGeneration,
-    HfTinySeq2SeqModel,
-    HfTinyTokenLinkingConfig,
-    HfTinyTokenLinkingModel,
-    HfTinyViTConfig,
-    HfTinyViTForImageClassification,
-    HfTinyViTForMaskedImageModeling,
-    HfTinyViTModel,
-)
+from .models import *  # noqa: F403
 from .pipelines import DependencyParsingPipeline
 
 __version__ = "0.1.0"
-__all__ = [
-    "AUTO_CLASSES",
-    "DependencyParsingPipeline",
-    "HfTinyElectraConfig",
-    "HfTinyElectraForMaskedLM",
-    "HfTinyElectraForPreTraining",
-    "HfTinyElectraForSequenceClassification",
-    "HfTinyElectraForTokenClassification",
-    "HfTinyElectraModel",
-    "HfTinyReformerConfig",
-    "HfTinyReformerForCausalLM",
-    "HfTinyReformerForMaskedLM",
-    "HfTinyReformerForSequenceClassification",
-    "HfTinyReformerForTokenClassification",
-    "HfTinyReformerModel",
-    "HfTinySeq2SeqConfig",
-    "HfTinySeq2SeqForConditionalGeneration",
-    "HfTinySeq2SeqModel",
-    "HfTinyTokenLinkingConfig",
-    "HfTinyTokenLinkingModel",
-    "HfTinyViTConfig",
-    "HfTinyViTForImageClassification",
-    "HfTinyViTForMaskedImageModeling",
-    "HfTinyViTModel",
-    "InputError",
-]
+__all__ = ["DependencyParsingPipeline", "InputError"]
+__all__ += models.__all__

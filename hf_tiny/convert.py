@@ -23,7 +23,7 @@ from .errors import InputError
 
 PAIR = ("discriminator", "generator")
 PROJECTIONS = ("query", "key", "value")
-COUNTERPARTS = {  # native class -> the class here
+COUNTERPARTS: dict[type, type[PreTrainedModel]] = {  # native class -> the class here
     transformers.ElectraForSequenceClassification: models.HfTinyElectraForSequenceClassification,
     transformers.ElectraForTokenClassification: models.HfTinyElectraForTokenClassification,
     transformers.MarianMTModel: models.HfTinySeq2SeqForConditionalGeneration,
@@ -33,7 +33,6 @@ COUNTERPARTS = {  # native class -> the class here
     transformers.ViTMAEForPreTraining: models.HfTinyViTForMaskedImageModeling,
     transformers.ViTModel: models.HfTinyViTModel,
 }
-NATIVE = {ours: native for native, ours in COUNTERPARTS.items()}
 # Fields that the generator of a pair must share with the discriminator, and those by which it is smaller.
 EQUAL_IN_BOTH = (
     *("vocab_size", "embedding_size", "num_hidden_layers", "max_position_embeddings", "type_vocab_size"),
@@ -196,9 +195,9 @@ def require_equal(name: str, one, other, sides: tuple[str, str]) -> None:
 
 def counterpart(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The class on the other side."""
-    classes = NATIVE if type(model) in NATIVE else COUNTERPARTS
+    classes = COUNTERPARTS | {ours: native for native, ours in COUNTERPARTS.items()}
     if type(model) not in classes:
-        names = ", ".join(one.__name__ for one in classes)
+        names = ", ".join(one.__name__ for one in COUNTERPARTS)
         raise InputError(f"{type(model).__name__} has no counterpart here: give one of {names}.")
     return classes[type(model)]
 
@@ -360,14 +359,14 @@ def reformer_from_native(model: PreTrainedModel) -> PreTrainedModel:
     return filled(ours, state)
 
 
+FROM_NATIVE = {
+    models.HfTinyElectraConfig: electra_head_from_native,
+    models.HfTinyReformerConfig: reformer_from_native,
+    models.HfTinySeq2SeqConfig: seq2seq_from_native,
+    models.HfTinyViTConfig: vit_from_native,
+}
 CONVERSIONS = {  # by the class that was saved
-    transformers.ElectraForSequenceClassification: electra_head_from_native,
-    transformers.ElectraForTokenClassification: electra_head_from_native,
-    transformers.MarianMTModel: seq2seq_from_native,
-    transformers.ReformerForMaskedLM: reformer_from_native,
-    transformers.ReformerModelWithLMHead: reformer_from_native,
-    transformers.ViTForImageClassification: vit_from_native,
-    transformers.ViTMAEForPreTraining: vit_from_native,
+    **{native: FROM_NATIVE[ours.config_class] for native, ours in COUNTERPARTS.items()},
     models.HfTinyElectraForPreTraining: electra_to_native,
     models.HfTinyElectraForSequenceClassification: electra_head_to_native,
     models.HfTinyElectraForTokenClassification: electra_head_to_native,

@@ -2,63 +2,45 @@
 
 from collections.abc import Iterator
 
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedImageModeling,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
+from transformers import AutoConfig, AutoModel
 
-from .electra import (
-    HfTinyElectraConfig,
-    HfTinyElectraForMaskedLM,
-    HfTinyElectraForPreTraining,
-    HfTinyElectraForSequenceClassification,
-    HfTinyElectraForTokenClassification,
-    HfTinyElectraModel,
-)
+from . import electra, linking, reformer, seq2seq, vit
+from .electra import *  # noqa: F403
 from .image_processing import HfTinyGreyImageProcessor
-from .linking import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
-from .reformer import (
-    HfTinyReformerConfig,
-    HfTinyReformerForCausalLM,
-    HfTinyReformerForMaskedLM,
-    HfTinyReformerForSequenceClassification,
-    HfTinyReformerForTokenClassification,
-    HfTinyReformerModel,
-)
-from .seq2seq import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration, HfTinySeq2SeqModel
-from .vit import HfTinyViTConfig, HfTinyViTForImageClassification, HfTinyViTForMaskedImageModeling, HfTinyViTModel
+from .linking import *  # noqa: F403
+from .reformer import *  # noqa: F403
+from .seq2seq import *  # noqa: F403
+from .vit import *  # noqa: F403
+
+__all__ = ["AUTO_CLASSES", "SIZES", "model_classes"]
+__all__ += electra.__all__ + linking.__all__ + reformer.__all__ + seq2seq.__all__ + vit.__all__
 
 AUTO_CLASSES = {
-    HfTinyElectraConfig: {
-        AutoModel: HfTinyElectraModel,
-        AutoModelForPreTraining: HfTinyElectraForPreTraining,
-        AutoModelForMaskedLM: HfTinyElectraForMaskedLM,
-        AutoModelForSequenceClassification: HfTinyElectraForSequenceClassification,
-        AutoModelForTokenClassification: HfTinyElectraForTokenClassification,
+    electra.HfTinyElectraConfig: {
+        AutoModel: electra.HfTinyElectraModel,
+        transformers.AutoModelForPreTraining: electra.HfTinyElectraForPreTraining,
+        transformers.AutoModelForMaskedLM: electra.HfTinyElectraForMaskedLM,
+        transformers.AutoModelForSequenceClassification: electra.HfTinyElectraForSequenceClassification,
+        transformers.AutoModelForTokenClassification: electra.HfTinyElectraForTokenClassification,
     },
-    HfTinySeq2SeqConfig: {AutoModel: HfTinySeq2SeqModel, AutoModelForSeq2SeqLM: HfTinySeq2SeqForConditionalGeneration},
-    HfTinyReformerConfig: {
-        AutoModel: HfTinyReformerModel,
-        AutoModelForCausalLM: HfTinyReformerForCausalLM,
-        AutoModelForMaskedLM: HfTinyReformerForMaskedLM,
-        AutoModelForSequenceClassification: HfTinyReformerForSequenceClassification,
-        AutoModelForTokenClassification: HfTinyReformerForTokenClassification,
+    seq2seq.HfTinySeq2SeqConfig: {
+        AutoModel: seq2seq.HfTinySeq2SeqModel,
+        transformers.AutoModelForSeq2SeqLM: seq2seq.HfTinySeq2SeqForConditionalGeneration,
     },
-    HfTinyTokenLinkingConfig: {AutoModel: HfTinyTokenLinkingModel},
-    HfTinyViTConfig: {
-        AutoModel: HfTinyViTModel,
-        AutoModelForPreTraining: HfTinyViTForMaskedImageModeling,
-        AutoModelForMaskedImageModeling: HfTinyViTForMaskedImageModeling,
-        AutoModelForImageClassification: HfTinyViTForImageClassification,
+    reformer.HfTinyReformerConfig: {
+        AutoModel: reformer.HfTinyReformerModel,
+        transformers.AutoModelForCausalLM: reformer.HfTinyReformerForCausalLM,
+        transformers.AutoModelForMaskedLM: reformer.HfTinyReformerForMaskedLM,
+        transformers.AutoModelForSequenceClassification: reformer.HfTinyReformerForSequenceClassification,
+        transformers.AutoModelForTokenClassification: reformer.HfTinyReformerForTokenClassification,
+    },
+    linking.HfTinyTokenLinkingConfig: {AutoModel: linking.HfTinyTokenLinkingModel},
+    vit.HfTinyViTConfig: {
+        AutoModel: vit.HfTinyViTModel,
+        transformers.AutoModelForPreTraining: vit.HfTinyViTForMaskedImageModeling,
+        transformers.AutoModelForMaskedImageModeling: vit.HfTinyViTForMaskedImageModeling,
+        transformers.AutoModelForImageClassification: vit.HfTinyViTForImageClassification,
     },
 }
 
@@ -82,7 +64,7 @@ SMALL_IMAGES = {**widths(96, 24), **widths(64, 16, "decoder_"), "num_hidden_laye
                 "pooling": "mean"}  # fmt: skip
 # The config fields of each size: those of the papers, and tiny ones for a few minutes on a laptop.
 SIZES: dict[type, dict[str, dict]] = {
-    HfTinyElectraConfig: {
+    electra.HfTinyElectraConfig: {
         "tiny": {**widths(128), "embedding_size": 128, "num_hidden_layers": 4, "generator_size": 9 / 32,
                  "position_embedding_type": "rotary", "norm_first": True, "initializer_range": 0.1,
                  "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -90,18 +72,18 @@ SIZES: dict[type, dict[str, dict]] = {
         "base": {**widths(768), "embedding_size": 768, "num_hidden_layers": 12, "generator_size": 1 / 3},
         "large": {**widths(1024), "embedding_size": 1024, "num_hidden_layers": 24, "generator_size": 1 / 4},
     },
-    HfTinySeq2SeqConfig: {
+    seq2seq.HfTinySeq2SeqConfig: {
         "tiny": {**widths(128, 32), "intermediate_size": 256, "encoder_layers": 4, "norm_first": True},
         "base": {**widths(512), "encoder_layers": 6},
         "big": {**widths(1024), "encoder_layers": 6},
     },
-    HfTinyReformerConfig: {  # half of the width is a stream's; the paper's is for enwik8
+    reformer.HfTinyReformerConfig: {  # half of the width is a stream's; the paper's is for enwik8
         "tiny": {**widths(256), "intermediate_size": 512, "attn_layers": ["local", "lsh"] * 2, "num_hashes": 2,
                  "position_embedding_type": "rotary", "initializer_range": 0.05, "hidden_dropout_prob": 0.0},
         "base": {**widths(2048, 256), "intermediate_size": 4096, "attn_layers": ["local", "lsh"] * 6, "num_hashes": 4,
                  "position_embedding_type": "rotary", "hidden_dropout_prob": 0.1},
     },
-    HfTinyViTConfig: {  # two for small images; DeiT's tiny and small, ViT's base
+    vit.HfTinyViTConfig: {  # two for small images; DeiT's tiny and small, ViT's base
         "tiny": {**SMALL_IMAGES, "decoder_num_hidden_layers": 1},
         "mini": {**SMALL_IMAGES, "decoder_num_hidden_layers": 2},
         "ti": vit_sizes(192, 128, 2),
@@ -130,8 +112,8 @@ def register() -> None:
         model_class.register_for_auto_class(auto_class.__name__)
         auto_class.register(config_class, model_class, exist_ok=True)
     HfTinyGreyImageProcessor.register_for_auto_class()
-    AutoImageProcessor.register(
-        HfTinyViTConfig, image_processor_classes={"pil": HfTinyGreyImageProcessor}, exist_ok=True
+    transformers.AutoImageProcessor.register(
+        vit.HfTinyViTConfig, image_processor_classes={"pil": HfTinyGreyImageProcessor}, exist_ok=True
     )
 
 

@@ -36,6 +36,15 @@ from .layers import (
     sample_inverse_cdf,
 )
 
+__all__ = [
+    "HfTinyElectraConfig",
+    "HfTinyElectraForMaskedLM",
+    "HfTinyElectraForPreTraining",
+    "HfTinyElectraForSequenceClassification",
+    "HfTinyElectraForTokenClassification",
+    "HfTinyElectraModel",
+]
+
 
 @strict
 class HfTinyElectraConfig(EncoderConfig):
@@ -76,12 +85,8 @@ class HfTinyElectraConfig(EncoderConfig):
             advice = 'a generator that shares "all" has the discriminator\'s size: give 1, or share "embeddings" only.'
             self.require("generator_size", self.generator_size == 1, advice)
         for scale in (1, self.generator_size):
-            hidden_size, num_heads, _ = self.sizes(scale)
-            if hidden_size % num_heads or hidden_size // num_heads % 2:
-                raise ValueError(
-                    f"A width of {hidden_size} (hidden_size {self.hidden_size} x {scale}) does not divide into {num_heads} "
-                    "heads of even size: change hidden_size, num_attention_heads or generator_size."
-                )
+            fields = f"hidden_size ({self.hidden_size} x {scale}), num_attention_heads or generator_size"
+            self.require_heads(*self.sizes(scale)[:2], fields, even=True)
 
     def sizes(self, scale: float) -> tuple[int, int, int]:
         """(hidden size, heads, feed-forward size) of an encoder that is `scale` times as wide."""

@@ -42,6 +42,12 @@ class HfTinyConfig(PreTrainedConfig):
         if not fits:
             raise ValueError(f"{name}={getattr(self, name)!r}: {advice}")
 
+    def require_heads(self, width: int, heads: int, fields: str, even: bool = False) -> None:
+        """Refuse a width that does not divide into heads, of an even size where they are turned by angles."""
+        if width % heads or (even and width // heads % 2):
+            of = " of an even size" if even else ""
+            raise ValueError(f"A width of {width} does not divide into {heads} heads{of}: change {fields}.")
+
 
 class HfTinyPreTrainedModel(PreTrainedModel):
     """What all models can do whose attention is that of this file."""
@@ -73,7 +79,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     """Sums over the rows of x (n, size) of the smoothed and of the plain cross entropy of `weight @ x + bias` and labels.
 
     Rows go through in chunks that stay in a CPU's cache, and each leaves its gradient at once: the logits of all rows
-    never exist, and what remains of the time is that of the three products.
+    never exist, and what remains of the time is that of the three products. PyTorch's own `F.linear_cross_entropy` has no
+    chunks with label smoothing.
     """
 
     @staticmethod
@@ -219,17 +226,30 @@ def eager_attention(
 
 class Attention(nn.Module):
     """Multi-head scaled dot-product attention through transformers' interface. A subclass says what query, key and value
-    are projections of, in `num_heads` heads of `key_size`, and has the projection `out` to the hidden size."""
+    are projections of, and has the projection `out` to the hidden size.
+
+    head_sizes: of keys (and queries) and of values, in one head.
+    layer_idx: of a decoder's layer: a cache holds its keys and values under this number.
+    """
 
     is_causal = False
 
-    def __init__(self, config: PreTrainedConfig, num_heads: int, key_size: int):
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        hidden_size: int,
+        num_heads: int,
+        head_sizes: tuple[int, int] | None = None,
+        layer_idx: int | None = None,
+    ):
         super().__init__()
         self.config = config
         self.num_heads = num_heads
-        self.head_size = key_size
+        self.layer_idx = layer_idx
+        key_size, value_size = head_sizes or (hidden_size // num_heads,) * 2
         self.scaling = key_size**-0.5
         self.dropout = Dropout(config.attention_probs_dropout_prob)
+        self.sizes = [num_heads * size for size in (key_size, key_size, value_size)]  # of query, key and value
 
     def heads(self, x: Tensor) -> Tensor:
         """(batch, length, heads * size) to (batch, length, heads, size)."""
@@ -248,27 +268,13 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """One projection for query, key and value.
+    """One projection for query, key and value. In a decoder's layer a token sees itself and those before it."""
 
-    head_sizes: of keys (and queries) and of values, in one head.
-    layer_idx: of a decoder's layer: a token sees itself and those before it, which a cache holds under this number.
-    """
-
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        hidden_size: int,
-        num_heads: int,
-        head_sizes: tuple[int, int] | None = None,
-        layer_idx: int | None = None,
-    ):
-        key_size, value_size = head_sizes or (hidden_size // num_heads,) * 2
-        super().__init__(config, num_heads, key_size)
-        self.is_causal = layer_idx is not None
-        self.layer_idx = layer_idx
-        self.sizes = [num_heads * size for size in (key_size, key_size, value_size)]
+    def __init__(self, config: PreTrainedConfig, hidden_size: int, *args):
+        super().__init__(config, hidden_size, *args)
+        self.is_causal = self.layer_idx is not None
         self.qkv = nn.Linear(hidden_size, sum(self.sizes))
-        self.out = nn.Linear(num_heads * value_size, hidden_size)
+        self.out = nn.Linear(self.sizes[2], hidden_size)
 
     def forward(
         self,
@@ -299,16 +305,11 @@ class CrossAttention(Attention):
     They share its keys and values, as if they were one longer sequence.
     """
 
-    def __init__(
-        self, config: PreTrainedConfig, hidden_size: int, num_heads: int, head_sizes: tuple[int, int], layer_idx: int
-    ):
-        key_size, value_size = head_sizes
-        super().__init__(config, num_heads, key_size)
-        self.layer_idx = layer_idx
-        self.sizes = [num_heads * size for size in head_sizes]
-        self.query = nn.Linear(hidden_size, num_heads * key_size)
-        self.key_value = nn.Linear(hidden_size, sum(self.sizes))
-        self.out = nn.Linear(num_heads * value_size, hidden_size)
+    def __init__(self, config: PreTrainedConfig, hidden_size: int, *args):
+        super().__init__(config, hidden_size, *args)
+        self.query = nn.Linear(hidden_size, self.sizes[0])
+        self.key_value = nn.Linear(hidden_size, sum(self.sizes[1:]))
+        self.out = nn.Linear(self.sizes[2], hidden_size)
 
     def forward(
         self,
@@ -331,7 +332,8 @@ class CrossAttention(Attention):
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             known = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return known.keys, known.values
-        key, value = (self.heads(part).transpose(1, 2) for part in self.key_value(memory).split(self.sizes, dim=-1))
+        projected = self.key_value(memory).split(self.sizes[1:], dim=-1)
+        key, value = (self.heads(part).transpose(1, 2) for part in projected)
         if past_key_values is not None:
             past_key_values.is_updated[self.layer_idx] = True
             return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)

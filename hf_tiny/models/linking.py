@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from huggingface_hub.dataclasses import strict
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -13,6 +13,8 @@ from .electra import HfTinyElectraConfig, HfTinyElectraModel
 from .heads import Count, LinkingHead, count_items
 from .layers import HfTinyConfig, HfTinyPreTrainedModel, cross_entropy
 from .reformer import HfTinyReformerConfig, HfTinyReformerModel
+
+__all__ = ["HfTinyTokenLinkingConfig", "HfTinyTokenLinkingModel"]
 
 # Where this file runs as a checkpoint's own code, hf_tiny's encoders are known only after this, and their files travel with
 # it because they are imported above.
@@ -91,12 +93,6 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
         model = cls(HfTinyTokenLinkingConfig(encoder=encoder.config, **config))
         model.encoder = without_pooler(encoder)
         return model.to(encoder.dtype).eval()  # like any pretrained model
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.encoder.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module):
-        self.encoder.set_input_embeddings(value)
 
     @can_return_tuple
     def forward(

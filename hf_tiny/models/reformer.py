@@ -21,6 +21,15 @@ from .chunks import Visibility, chunked_attention, dense_attention, full_attenti
 from .heads import Count, EncoderConfig, EncoderHead, SequenceClassification, TokenClassification, predict_tokens
 from .layers import Dropout, FeedForward, embed, rotary_angles, rotate
 
+__all__ = [
+    "HfTinyReformerConfig",
+    "HfTinyReformerForCausalLM",
+    "HfTinyReformerForMaskedLM",
+    "HfTinyReformerForSequenceClassification",
+    "HfTinyReformerForTokenClassification",
+    "HfTinyReformerModel",
+]
+
 LAYERS = ("lsh", "local")
 THETA = 10_000.0  # of rotary positions
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
@@ -78,13 +87,10 @@ class HfTinyReformerConfig(EncoderConfig):
         self.require(
             "hidden_size", self.hidden_size % 2 == 0, "it must be even: half of it goes to each of the two streams."
         )
-        if self.attention_head_size is None and self.hidden_size // 2 % self.num_attention_heads:
-            raise ValueError(
-                f"A stream of {self.hidden_size // 2} (half of hidden_size) does not divide into {self.num_attention_heads} "
-                "heads: change hidden_size or num_attention_heads, or give attention_head_size."
-            )
-        if self.position_embedding_type == "rotary" and self.head_size % 2:
-            raise ValueError(f"Rotary positions need heads of an even size, not {self.head_size}.")
+        width, fields = self.head_size * self.num_attention_heads, "attention_head_size"
+        if self.attention_head_size is None:
+            width, fields = self.hidden_size // 2, "hidden_size (a stream has half of it) or num_attention_heads"
+        self.require_heads(width, self.num_attention_heads, fields, self.position_embedding_type == "rotary")
         two = len(self.axial_pos_shape) == 2 and min(self.axial_pos_shape) >= 1
         self.require("axial_pos_shape", two, "give two numbers of 1 or more.")
         even = all(factor >= 2 and factor % 2 == 0 for factor in self.bucket_factors or [])

@@ -31,6 +31,8 @@ from .layers import (
     sinusoids,
 )
 
+__all__ = ["HfTinySeq2SeqConfig", "HfTinySeq2SeqForConditionalGeneration", "HfTinySeq2SeqModel"]
+
 THETA = 10_000.0  # of sinusoidal and rotary positions
 
 
@@ -83,11 +85,9 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
             self.decoder_layers = self.encoder_layers
         super().__post_init__(**kwargs)
         self.require("label_smoothing", 0 <= self.label_smoothing < 1, "choose a share from 0 to below 1.")
-        if None in (self.qk_head_dim, self.v_head_dim) and self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} heads: change one of "
-                "them, or give qk_head_dim and v_head_dim."
-            )
+        if None in (self.qk_head_dim, self.v_head_dim):
+            fields = "hidden_size or num_attention_heads, or give qk_head_dim and v_head_dim"
+            self.require_heads(self.hidden_size, self.num_attention_heads, fields)
         turned = {"sinusoidal": self.hidden_size, "rotary": self.head_sizes[0]}.get(self.position_embedding_type, 0)
         if turned % 2:
             raise ValueError(f"{self.position_embedding_type} positions need an even size, not {turned}.")

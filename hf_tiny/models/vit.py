@@ -15,6 +15,8 @@ from transformers.utils.output_capturing import capture_outputs
 from .heads import Count, classification_loss, count_items
 from .layers import Dropout, EncoderBlock, HfTinyConfig, HfTinyPreTrainedModel, SelfAttention, sinusoids
 
+__all__ = ["HfTinyViTConfig", "HfTinyViTForImageClassification", "HfTinyViTForMaskedImageModeling", "HfTinyViTModel"]
+
 Size = int | list[int] | tuple[int, ...]  # (height, width), or one number for both
 
 
@@ -78,8 +80,7 @@ class HfTinyViTConfig(HfTinyConfig):
             self.require(name, 0 <= getattr(self, name) < 1, "choose a share from 0 to below 1.")
         for part in ("", "decoder_"):
             size, heads = getattr(self, f"{part}hidden_size"), getattr(self, f"{part}num_attention_heads")
-            if size % heads:
-                raise ValueError(f"{part}hidden_size {size} does not divide into {heads} heads: change one of them.")
+            self.require_heads(size, heads, f"{part}hidden_size or {part}num_attention_heads")
             if self.position_embedding_type == "sinusoidal" and size % 4:
                 raise ValueError(f"Sinusoidal positions need a {part}hidden_size that 4 divides, not {size}.")
         if self.norm_pix_loss and self.patch_dim == 1:

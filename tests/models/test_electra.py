@@ -517,7 +517,7 @@ def test_sizes_of_the_generator(mode):
     layer = model.generator_encoder.layers[0]
     assert len(model.generator_encoder.layers) == 3
     assert layer.attention.out.weight.shape == (width, width)
-    assert width // layer.attention.head_size == heads
+    assert layer.attention.num_heads == heads
     assert layer.feed_forward.up.weight.shape == (feed_forward, width)
     assert model.generator_lm_head.weight.shape == (99, 24)
     assert model.electra.encoder.layers[0].feed_forward.up.weight.shape == (64, 32)
@@ -550,8 +550,11 @@ def test_resizing_reaches_generator_and_discriminator(mode, new_size):
         ),
         ({"sharing": "some"}, "'some': choose one of none, embeddings, all"),
         ({"position_embedding_type": "sinus"}, "'sinus': choose one of .*absolute.*rotary"),
-        ({"generator_size": 0.3}, "width of 77 .* does not divide into 1 heads of even size"),
-        ({"hidden_size": 100, "num_attention_heads": 3}, "width of 100 .* does not divide into 3 heads"),
+        (
+            {"generator_size": 0.3},
+            r"width of 77 does not divide into 1 heads of an even size: change hidden_size \(256 x 0.3\)",
+        ),
+        ({"hidden_size": 100, "num_attention_heads": 3}, "width of 100 does not divide into 3 heads"),
     ],
 )
 def test_sizes_that_do_not_fit(changes, message):

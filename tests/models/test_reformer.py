@@ -558,13 +558,13 @@ def test_depths():
     "changes, message",
     [
         ({"hidden_size": 33}, "half of it goes to each of the two streams"),
-        ({"hidden_size": 34}, "does not divide into 2 heads"),
+        ({"hidden_size": 34}, "width of 17 does not divide into 2 heads: change hidden_size"),
         ({"attn_layers": ["lsh", "full"]}, "list one of"),
         ({"num_buckets": 5}, "even number"),
         ({"lsh_attn_chunk_length": 0}, "give 1 or more"),
         ({"axial_pos_shape": [4]}, "two numbers"),
         ({"position_embedding_type": "learned"}, "choose one of"),
-        ({"position_embedding_type": "rotary", "attention_head_size": 3}, "even size"),
+        ({"position_embedding_type": "rotary", "attention_head_size": 3}, "even size: change attention_head_size"),
     ],
 )
 def test_a_config_that_cannot_work(changes, message):

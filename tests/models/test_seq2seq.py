@@ -717,7 +717,7 @@ def test_encoder_and_decoder_of_different_depth():
     ("changes", "message"),
     [
         ({"position_embedding_type": "absolute"}, "'absolute': choose one of .*sinusoidal.*learned.*rotary"),
-        ({"hidden_size": 100}, "hidden_size 100 does not divide into 8 heads"),
+        ({"hidden_size": 100}, "width of 100 does not divide into 8 heads: change hidden_size"),
         ({"hidden_size": 99, "num_attention_heads": 3}, "sinusoidal positions need an even size, not 99"),
         ({"qk_head_dim": 5, "position_embedding_type": "rotary"}, "rotary positions need an even size, not 5"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),

@@ -199,8 +199,8 @@ def test_sizes_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match=r"2 x 2 pixels .* are 3 x 3"):
         AutoModel.from_pretrained(tmp_path, image_size=2)
     for changes, message in (
-        ({"hidden_size": 30}, "hidden_size 30 does not divide into 4 heads"),
-        ({"decoder_hidden_size": 25}, "decoder_hidden_size 25 does not divide into 3 heads"),
+        ({"hidden_size": 30}, "width of 30 does not divide into 4 heads: change hidden_size"),
+        ({"decoder_hidden_size": 25}, "width of 25 does not divide into 3 heads: change decoder_hidden_size"),
         ({"position_embedding_type": "sinusoidal", "decoder_hidden_size": 6}, "decoder_hidden_size that 4 divides"),
         ({"pooling": "max"}, "'max': choose one of"),
         ({"drop_path_rate": 1.0}, "from 0 to below 1"),
