@@ -36,8 +36,10 @@ def _write_text(file, suffix: str, rows: list) -> None:
         if suffix == ".csv":
             csv.writer(file, lineterminator="\n").writerows(table)
         else:
-            file.writelines("\t".join(row) + "\n" for row in table)
-    elif suffix in (".jsonl", ".json"):
+            file.writelines("\t".join(map(str, row)) + "\n" for row in table)
+    elif suffix == ".json":
+        json.dump(rows, file, ensure_ascii=False, default=str, indent=1)
+    elif suffix == ".jsonl":
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     else:
         file.writelines(f"{row}\n" for row in rows)

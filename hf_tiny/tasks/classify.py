@@ -43,7 +43,7 @@ class ClassifyArguments(WindowArguments):
 
 @dataclass(frozen=True)
 class Text:
-    """kind: the suffix of its file. row: all columns of a table; of a line what stands between label and text."""
+    """kind: the suffix of its file. row: all columns of a table."""
 
     text: str
     text_pair: str | None
@@ -93,7 +93,7 @@ def _line_texts(path: str, lines: Iterable[tuple[int, str]]) -> Iterator[Text]:
                 raise InputError(
                     f"{path}:{number}: the line begins with a blank and not with a label, as `label text` does."
                 )
-            yield Text(line[end + 1 :], None, line[:end], f"{path}:{number}", LINES, {"between": line[end : end + 1]})
+            yield Text(line[end + 1 :], None, line[:end], f"{path}:{number}", LINES, {})
 
 
 def _row_text(kind: str, place: str, row: dict, arguments: ClassifyArguments) -> Text:
@@ -207,23 +207,33 @@ class TextEvaluation(Evaluation):
     def report(self, folder: Path) -> None:
         found = predict_texts(self.results)
         names = [f"{value:.4f}" if self.labels is None else self.labels[value] for value in found]
-        rows = ((text.kind, _predicted(text, name)) for text, name in zip(self.texts, names, strict=True))
+        scores = [None] * len(found) if self.labels is None else score_texts(self.results)
+        rows = ((text.kind, _predicted(text, *answer)) for text, *answer in zip(self.texts, names, scores, strict=True))
         predictions.write(rows, folder, f"{self.split}_predictions")
         if self.labels is not None:
             report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold_texts(self.results), found)
 
 
 def predict_texts(results: Results) -> np.ndarray:
-    """For each example, in order: its label id, or its value where the model has one output only.
+    """For each example, in order: its label id, or its value where the model has one output only."""
+    means = _mean_logits(results)
+    return means[:, 0] if means.shape[1] == 1 else means.argmax(1)
 
-    The windows of a long text are averaged. For label ids the mean of the logits decides as the mean of the log
-    probabilities would: they differ by a number that is the same for all labels.
-    """
+
+def score_texts(results: Results) -> list[float]:
+    """The probability of what is predicted for each example, as a pipeline gives it."""
+    means = _mean_logits(results)
+    shares = np.exp(means - means.max(1, keepdims=True))
+    return [round(score, 4) for score in (shares.max(1) / shares.sum(1)).tolist()]
+
+
+def _mean_logits(results: Results) -> np.ndarray:
+    """The windows of a long text are averaged. For label ids the mean of the logits decides as the mean of the log
+    probabilities would: they differ by a number that is the same for all labels."""
     _, place, windows = np.unique(results["example"], return_inverse=True, return_counts=True)
     sums = np.zeros((len(windows), results["logits"].shape[1]))
     np.add.at(sums, place, results["logits"])
-    means = sums / windows[:, None]
-    return means[:, 0] if means.shape[1] == 1 else means.argmax(1)
+    return sums / windows[:, None]
 
 
 def gold_texts(results: Results) -> np.ndarray:
@@ -231,11 +241,13 @@ def gold_texts(results: Results) -> np.ndarray:
     return results["labels"][np.unique(results["example"], return_index=True)[1]]
 
 
-def _predicted(text: Text, prediction: str) -> str | dict:
-    """As it was read, with a column `prediction`, or with the predicted label before the text."""
-    if text.kind == LINES:
-        return f"{prediction}{text.row['between'] or ' '}{text.text}"
-    return {**text.row, "prediction": prediction}
+def _predicted(text: Text, prediction: str, score: float | None) -> str | dict:
+    """The row with columns `prediction` and `prediction_score`; of a line the same with tabs between: the label, the
+    prediction, its score, the text. A number that is predicted has no score."""
+    found = {"prediction": prediction} | ({} if score is None else {"prediction_score": score})
+    return (
+        "\t".join(map(str, (text.label, *found.values(), text.text))) if text.kind == LINES else {**text.row, **found}
+    )
 
 
 def text_card(recipe, texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Card:

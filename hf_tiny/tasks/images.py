@@ -1,6 +1,5 @@
 """N → 1 on images: a label for an image; and masked autoencoding, which needs no labels."""
 
-import csv
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from transformers.utils import ModelOutput
 from hf_tiny import report
 from hf_tiny.arguments import flag
 from hf_tiny.checkpoint import loaded
+from hf_tiny.data import predictions
 from hf_tiny.data.augment import Augment, AugmentArguments, Mix
 from hf_tiny.data.batches import Batch, uniform
 from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, LabelledImage, Normalize, Survey, survey
@@ -37,7 +37,7 @@ from hf_tiny.models import (
 from hf_tiny.models.vit import patchify, unpatchify
 from hf_tiny.start import IMAGE_CLASSIFIER, base_name, named, pretrained, read_config
 from hf_tiny.tasks import label_names
-from hf_tiny.tasks.classify import TextEvaluation, gold_texts, predict_texts
+from hf_tiny.tasks.classify import TextEvaluation, gold_texts, predict_texts, score_texts
 
 logger = logging.getLogger(__name__)
 
@@ -223,10 +223,10 @@ class ImageEvaluation(TextEvaluation):
     def report(self, folder: Path) -> None:
         numbers = predict_texts(self.results)
         found = [self.labels[number] for number in numbers]
-        with open(folder / f"{self.split}_predictions.csv", "w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["image", "label", "prediction"])
-            table.writerows([image.place, image.label, name] for image, name in zip(self.texts, found, strict=True))
+        names = ("image", "label", "prediction", "prediction_score")
+        table = zip(self.texts, found, score_texts(self.results), strict=True)
+        rows = (dict(zip(names, (image.place, image.label, *answer), strict=True)) for image, *answer in table)
+        predictions.write(((".csv", row) for row in rows), folder, f"{self.split}_predictions")
         report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold_texts(self.results), numbers)
         if isinstance(self.model, HfTinyViTForImageClassification):
             rows, batch = spread_out(self.batches)

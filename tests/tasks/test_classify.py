@@ -107,9 +107,15 @@ def test_every_format_gives_the_same_texts(write, tmp_path, drawn, name, content
     assert [(text.text, text.label) for text in texts] == ROWS
     assert all(text.place.startswith(path) for text in texts)
     (written,) = predicted(texts, ["0", "1", "0", "1"], tmp_path)
-    again = texts_of(str(written), **({} if written.suffix == ".txt" else {"label_column": "prediction"}))
-    assert [(text.text, text.label) for text in again] == [(t, "01"[label == "0"]) for t, label in ROWS]
-    assert [text.row.get("label", 0) for text in again] == [text.row.get("label", 0) for text in texts]
+    score = math.e / (math.e + 2)  # three logits: 1, 0 and 0
+    if written.suffix == ".txt":
+        lines = [line.split("\t", 3) for line in written.read_text().splitlines()]
+        assert lines == [[label, "01"[label == "0"], f"{score:.4f}", t] for t, label in ROWS]
+    else:
+        again = texts_of(str(written), label_column="prediction")
+        assert [(text.text, text.label) for text in again] == [(t, "01"[label == "0"]) for t, label in ROWS]
+        assert [text.row["label"] for text in again] == [text.row["label"] for text in texts]
+        assert [float(text.row["prediction_score"]) for text in again] == [pytest.approx(score, abs=1e-4)] * len(ROWS)
     ((name, labels, gold, found),) = drawn
     assert (name, labels, found.tolist(), gold.tolist()) == ("test_confusion.png", ["0", "1"], [0, 1, 0, 1], [0] * 4)
 
@@ -131,8 +137,17 @@ def test_files_of_several_kinds_and_columns_are_written_by_kind(write, tmp_path,
     texts = texts_of(str(tmp_path / "d"))
     assert [text.label for text in texts] == ["x", "y", "True"] and texts[1].place == f"{paths[1]}:2"
     jsonl, tsv = predicted(texts, ["p", "q", "r"], tmp_path)
-    assert tsv.read_text() == "text\tlabel\tprediction\tid\na\tx\tp\t\nb\ty\tq\t7\n"
-    assert json.loads(jsonl.read_text()) == {"text": "c", "label": True, "prediction": "r"}
+    header = "text\tlabel\tprediction\tprediction_score\tid\n"
+    assert tsv.read_text() == header + "a\tx\tp\t0.4754\t\nb\ty\tq\t0.4754\t7\n"
+    expected = {"text": "c", "label": True, "prediction": "r", "prediction_score": 0.4754}
+    assert json.loads(jsonl.read_text()) == expected
+
+
+def test_predictions_in_json_are_json(write, tmp_path, drawn):
+    """They were an object a line, which no other program reads as .json."""
+    texts = texts_of(write("a.json", json.dumps([{"text": "가", "label": "x"}, {"text": "b", "label": "y"}])))
+    (written,) = predicted(texts, ["x", "x"], tmp_path)
+    assert [row["prediction"] for row in json.loads(written.read_text())] == ["x", "x"]
 
 
 def test_pairs_and_numbers(write, tmp_path):
@@ -293,7 +308,7 @@ def test_windows_of_a_text_are_averaged(batches, tmp_path, drawn):
         (0, [1.0, 0.0, 0.0], 1),
         (1, [3.0, 1.0, 2.0], 2),
     ]
-    judge = TextEvaluation(None, [Text(c, None, "x", "", ".txt", {"between": "\t"}) for c in "uvw"], list("abc"), "dev")
+    judge = TextEvaluation(None, [Text(c, None, "x", "", ".txt", {}) for c in "uvw"], list("abc"), "dev")
     judge.results = collected(judge, windows, batches)
     assert predict_texts(judge.results).tolist() == [1, 0, 2]
     figures = judge.compute(judge.results)
@@ -302,7 +317,7 @@ def test_windows_of_a_text_are_averaged(batches, tmp_path, drawn):
     assert figures["majority"] == pytest.approx(2 / 3)
     assert figures["loss"] == pytest.approx(2.0)
     judge.report(tmp_path)
-    assert (tmp_path / "dev_predictions.txt").read_text() == "b\tu\na\tv\nc\tw\n"
+    assert (tmp_path / "dev_predictions.txt").read_text() == "x\tb\t0.6424\tu\nx\ta\t0.6652\tv\nx\tc\t0.5761\tw\n"
     ((_, _, gold, found),) = drawn
     assert (gold.tolist(), found.tolist()) == ([1, 2, 2], [1, 0, 2])
 
