@@ -38,8 +38,9 @@ def flops_per_token(model: nn.Module, batch: Batch) -> float:
 class Evaluation:
     """What a task measures on held-out data.
 
-    A task says how: `collect` takes what is needed from one batch, item by item; `compute` turns all of it into figures;
-    `report` writes files about the last results (predictions, images) into a folder.
+    A task says how: `collect` takes what is needed from one batch, item by item; `compute` turns what was collected, of all
+    batches or of the first one, into figures; `report` writes files about the last results (predictions, images) into a
+    folder.
     """
 
     def __init__(self, batches: Source):
@@ -62,21 +63,28 @@ class Evaluation:
         """Figures of a micro-batch of training for the log, beside the losses."""
         return {}
 
+    def names(self, model: nn.Module, accelerator: Accelerator) -> list[str]:
+        """The figures that it will give: those of its first batch. The run that follows is not changed by it."""
+        with torch.random.fork_rng():
+            return list(self(model, accelerator, most=1))
+
     @torch.no_grad()
-    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+    def __call__(self, model: nn.Module, accelerator: Accelerator, most: int | None = None) -> dict[str, float]:
         """The processes share the batches; every item counts once, in the order of the data, however many there are. All
-        call the model equally often, as a model in shards needs: what one evaluates a second time is left out."""
+        call the model equally often, as a model in shards needs: what one evaluates a second time is left out.
+
+        most: the number of batches, if not all of them."""
         model.eval()
-        divides, results = divides_by_count(model), []
-        for first in range(0, len(self.batches), accelerator.num_processes):
-            index = (first + accelerator.process_index) % len(self.batches)
+        divides, results, count = divides_by_count(model), [], min(len(self.batches), most or len(self.batches))
+        for first in range(0, count, accelerator.num_processes):
+            index = (first + accelerator.process_index) % count
             batch = send_to_device(self.batches[index], accelerator.device)
             with accelerator.autocast():
                 outputs = call(model, batch, batch["num_items_in_batch"] if divides else None)
                 results.append((index, {**self.collect(outputs, batch), **self.generate(model, batch)}))
         model.train()
         by_index = dict(gather_object(results))
-        ordered = [by_index[index] for index in range(len(self.batches))]
+        ordered = [by_index[index] for index in range(count)]
         self.results = {name: np.concatenate([result[name] for result in ordered]) for name in ordered[0]}
         return self.compute(self.results)
 

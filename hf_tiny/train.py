@@ -29,6 +29,7 @@ from .errors import InputError, exit_codes
 from .evaluation import Evaluation, call, divides_by_count, flops_per_token
 from .optim import SCHEDULES, build_optimizer, drop_frozen_gradients, set_learning_rate, warmup_length
 from .processes import StopSignal, all_have, all_see, on_main, refuse_to_shard, start_processes
+from .progress import Timers, best_metric, is_better
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,11 @@ class TrainConfig(hub.HubArguments, Arguments):
     save_steps: int = flag(500, "Steps between checkpoints; 0 saves at the end only.", low=0, group="saving")
     save_total_limit: int | None = flag(2, "Number of checkpoints that are kept.", low=1, group="saving")
     load_best_model_at_end: bool = flag(False, "End with the best weights instead of the last.", group="saving")
-    metric_for_best_model: str = flag("eval_loss", "Figure by which a model is the best.", group="saving")
-    greater_is_better: bool = flag(False, "Whether a higher metric_for_best_model is better.", group="saving")
-    early_stopping_patience: int | None = flag(None, "Stop after so many worse evaluations.", low=0, group="saving")
+    metric_for_best_model: str = flag("loss", "Figure by which a model is the best.", group="saving")
+    greater_is_better: bool | None = flag(
+        None, "Whether a higher metric_for_best_model is better; by default its name says so.", group="saving"
+    )
+    early_stopping_patience: int | None = flag(None, "Stop after so many worse evaluations.", low=1, group="saving")
 
 
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
@@ -124,6 +127,11 @@ def start(config: TrainConfig) -> None:
         )
     if config.fp16 and not torch.accelerator.is_available():
         raise InputError("--fp16 needs a GPU: on a CPU train in float32, or with --bf16.")
+    if not config.eval_steps and (config.load_best_model_at_end or config.early_stopping_patience):
+        raise InputError(
+            "--load_best_model_at_end and --early_stopping_patience compare the evaluations of a run, and this one "
+            "evaluates at its end only: add --eval_steps."
+        )
     set_seed(config.seed)
     if config.resume_from_checkpoint is None:
         on_main(lambda: checkpoint.refuse_foreign_run(Path(config.output_dir)))
@@ -175,6 +183,7 @@ def train(
             processor=processor,
         )
         run.agree()
+        run.check_metric()
         run.resume()
         run.write_down()
         metrics = run.loop()
@@ -233,6 +242,14 @@ class Run:
         replaced = any(callback.replaces_weights for callback in self.callbacks)
         if self.sharded or self.config.load_best_model_at_end or replaced:
             all_see(self.output_dir / checkpoint.LOCK)
+
+    def check_metric(self) -> None:
+        """An unknown --metric_for_best_model is refused before hours of training, not after."""
+        wanted = self.config.metric_for_best_model
+        if self.evaluate and best_metric(wanted) != "eval_loss":
+            names = self.evaluate.names(self.bare_model, self.accelerator)
+            if best_metric(wanted).removeprefix("eval_") not in names:
+                raise InputError(f"--metric_for_best_model {wanted}: this task measures {', '.join(names)}.")
 
     def resume(self) -> None:
         """Go on from the checkpoint that the flags mean, if they do."""
@@ -423,10 +440,8 @@ class Run:
         """Evaluate, remember the best, tell the callbacks."""
         state, config = self.state, self.config
         metrics = self.scores(self.evaluate, "eval")
-        if config.metric_for_best_model not in metrics:
-            raise InputError(f"--metric_for_best_model {config.metric_for_best_model}: there are {', '.join(metrics)}.")
-        value, sign = metrics[config.metric_for_best_model], 1 if config.greater_is_better else -1
-        if state.best_metric is None or sign * value > sign * state.best_metric:
+        value = metrics[best_metric(config.metric_for_best_model)]
+        if is_better(value, state.best_metric, config):
             state.best_metric, state.best_step, state.evaluations_since_best = value, state.step, 0
         else:
             state.evaluations_since_best += 1
@@ -554,28 +569,3 @@ def new_state(config: TrainConfig, batches: Source, processes: int) -> TrainStat
         steps = math.ceil(config.num_train_epochs * len(batches) / per_step)
     warmup = warmup_length(config.warmup_steps, steps)
     return TrainState(max_steps=steps, warmup_steps=warmup, micro_batches_per_step=per_step)
-
-
-class Timers:
-    """Seconds by what they were spent on."""
-
-    def __init__(self):
-        self.spent = dict.fromkeys(("start", "data", "model", "optimizer", "loop", "evaluate", "save"), 0.0)
-        self._mark = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """The time since the last lap was spent on `name`."""
-        now = time.perf_counter()
-        self.spent[name] += now - self._mark
-        self._mark = now
-
-    def in_steps(self) -> float:
-        return max(1e-9, sum(self.spent[name] for name in ("data", "model", "optimizer", "loop")))
-
-    def shares(self) -> dict[str, float]:
-        """Of the time in steps, how much went into waiting for data and how much outside model and optimiser."""
-        outside = self.spent["data"] + self.spent["loop"]
-        return {
-            "data_wait_share": self.spent["data"] / self.in_steps(),
-            "outside_model_share": outside / self.in_steps(),
-        }

@@ -117,3 +117,9 @@ def test_a_metric_is_one_of_evaluate():
     metric.add_batch(predictions=[1], references=[1])
     metric.add_batch(predictions=[2, 3], references=[2, 3])
     assert metric.compute() == {"same": 1.0} and metric.description == Same.__doc__
+
+
+def test_the_names_of_the_figures_are_known_from_one_batch():
+    evaluation, before = Remembering(batches(3)), torch.get_rng_state()
+    assert evaluation.names(Counting(), Accelerator(cpu=True)) == ["loss", "sum"]
+    assert len(evaluation.results["example"]) == 3 and torch.equal(torch.get_rng_state(), before)

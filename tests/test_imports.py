@@ -23,6 +23,7 @@ MIDDLE = {
         "report",
         "callbacks",
         "processes",
+        "progress",
         "train",
         "convert",
         "start",

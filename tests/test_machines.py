@@ -132,7 +132,7 @@ def test_a_checkpoint_that_a_machine_does_not_see_is_refused(tmp_path):
 
 
 def test_what_needs_a_shared_disk_is_refused_before_the_first_step(tmp_path):
-    message = refusals(apart(tmp_path, load_best_model_at_end=True))
+    message = refusals(apart(tmp_path, load_best_model_at_end=True, eval_steps=2))
     assert "Process 1 does not see the run/.lock of process 0." in message
     assert not (tmp_path / "machine-0" / "run" / "metrics.jsonl").exists()
 

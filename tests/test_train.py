@@ -20,6 +20,7 @@ from hf_tiny import InputError, optim
 from hf_tiny.callbacks import Callback
 from hf_tiny.data.batches import Prefetcher
 from hf_tiny.evaluation import flops_per_token
+from hf_tiny.progress import is_better
 from hf_tiny.train import TrainConfig, start
 
 # Schedules and groups
@@ -225,12 +226,17 @@ def test_epochs_become_steps(tmp_path):
 
 
 class Scripted:
-    def __init__(self, losses):
-        self.losses, self.calls = losses, 0
+    """Its figures are given; 0 is the loss where another one is."""
+
+    def __init__(self, figures, name):
+        self.figures, self.name, self.calls = figures, name, 0
 
     def __call__(self, model, accelerator):
         self.calls += 1
-        return {"loss": self.losses[min(self.calls, len(self.losses)) - 1]}
+        return {"loss": 0.0, self.name: self.figures[min(self.calls, len(self.figures)) - 1]}
+
+    def names(self, model, accelerator):
+        return list(dict.fromkeys(["loss", self.name]))
 
     def training_figures(self, outputs, batch):
         return {}
@@ -241,8 +247,8 @@ class Scripted:
 
 @pytest.fixture
 def scripted(monkeypatch):
-    def use(losses):
-        monkeypatch.setattr(tiny_run, "evaluation", lambda recipe: Scripted(losses))
+    def use(figures, name="loss"):
+        monkeypatch.setattr(tiny_run, "evaluation", lambda recipe: Scripted(figures, name))
 
     return use
 
@@ -275,8 +281,40 @@ def test_early_stopping(tmp_path, scripted):
 
 def test_an_unknown_metric_for_the_best_model_is_refused(tmp_path, scripted):
     scripted([1.0])
-    with pytest.raises(InputError, match="--metric_for_best_model eval_f1: there are eval_loss"):
+    with pytest.raises(InputError, match=r"--metric_for_best_model eval_f1: this task measures loss\."):
         train_here(tmp_path / "run", evaluate=True, max_steps=1, metric_for_best_model="eval_f1")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()  # refused before the first step
+
+
+@pytest.mark.parametrize("name", ["eval_accuracy", "accuracy"])
+def test_the_name_of_a_metric_says_whether_a_higher_one_is_better(tmp_path, scripted, name):
+    scripted([0.5, 0.9, 0.7], "accuracy")
+    settings = {"max_steps": 6, "eval_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": name}
+    train_here(tmp_path / "run", evaluate=True, **settings)
+    assert largest_difference(tmp_path / "run", tmp_path / "run" / "checkpoint-4") == 0
+    scripted([0.5, 0.9, 0.7, 0.8, 0.8], "accuracy")
+    settings |= {"early_stopping_patience": 2, "max_steps": 10, "load_best_model_at_end": False}
+    assert train_here(tmp_path / "stopped", evaluate=True, **settings)["train_steps"] == 8
+
+
+@pytest.mark.parametrize("name", ["loss", "eval_mlm_loss", "ppl", "perplexity", "bits_per_byte", "mse"])
+def test_losses_and_errors_should_fall(name):
+    config = TrainConfig(metric_for_best_model=name)
+    assert is_better(1.0, 2.0, config) and not is_better(2.0, 1.0, config) and is_better(1.0, None, config)
+    assert is_better(2.0, 1.0, dataclasses.replace(config, greater_is_better=True))
+
+
+def test_nan_is_never_the_best(tmp_path, scripted):
+    scripted([math.nan, 3.0, math.nan])
+    settings = {"max_steps": 6, "eval_steps": 2, "load_best_model_at_end": True}
+    train_here(tmp_path / "run", evaluate=True, **settings)
+    assert largest_difference(tmp_path / "run", tmp_path / "run" / "checkpoint-4") == 0
+
+
+def test_choosing_among_evaluations_needs_some(tmp_path):
+    for choice in ({"load_best_model_at_end": True}, {"early_stopping_patience": 1}):
+        with pytest.raises(InputError, match="evaluates at its end only: add --eval_steps"):
+            start(TrainConfig(output_dir=str(tmp_path / "run"), eval_steps=0, **choice))
 
 
 # Ways to run

@@ -247,7 +247,7 @@ class EmbedEvaluation(Evaluation):
     def compute(self, results: Results) -> dict[str, float]:
         loss, order = {"loss": mean_loss(results)}, np.argsort(results["example"])
         if self.pairs[0].score is not None:
-            gold = [pair.score for pair in self.pairs]
+            gold = [self.pairs[example].score for example in results["example"][order]]
             figures = Regression().compute(predictions=cosines(results), references=gold)
             return {**loss, "spearmanr": figures["spearmanr"], "pearson": figures["pearson"]}
         first, second = results["first"][order], results["second"][order]

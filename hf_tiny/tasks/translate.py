@@ -417,9 +417,9 @@ class PairEvaluation(DenoisingEvaluation):
         return {"texts": written, "example": array(batch["about"]["example"])}
 
     def compute(self, results: Results) -> dict[str, float]:
-        texts = written_texts(results)
-        figures = self.metric.compute(predictions=texts, references=self.references)
-        for pair, text in zip(self.pairs[:SHOWN], texts, strict=False):
+        texts, pairs = written_texts(results), [self.pairs[example] for example in np.sort(results["example"])]
+        figures = self.metric.compute(predictions=texts, references=[pair.target for pair in pairs])
+        for pair, text in zip(pairs[:SHOWN], texts, strict=False):
             logger.info(f"  {pair.source!r} -> {text!r} (right: {pair.target!r})")
         if not self.simple_figures:
             for name, answers in self.simple.items():

@@ -139,7 +139,9 @@ def test_pairs_without_a_score_are_told_apart_and_a_resume_is_exact(tmp_path):
 
 
 def test_scored_pairs_and_sentence_transformers(tmp_path):
-    done = run(tmp_path, "done", train_file=write_pairs(tmp_path / "pairs.tsv", scored=True), label_column="score")
+    pairs = write_pairs(tmp_path / "pairs.tsv", scored=True)
+    metric = {"metric_for_best_model": "spearmanr", "per_device_eval_batch_size": 2}  # known from the first batch alone
+    done = run(tmp_path, "done", train_file=pairs, label_column="score", **metric)
     assert results(done)["eval_spearmanr"] > 0.5
     here = SentenceTransformer(str(done), device="cpu").encode(["a red house", "the house is red", "a black bird"])
     assert np.allclose((here**2).sum(1), 1, atol=1e-5)

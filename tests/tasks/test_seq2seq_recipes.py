@@ -159,11 +159,12 @@ def test_the_best_model_at_the_end_is_not_averaged(home, tmp_path):
     """A rate that ruins the model: its first checkpoint is the best."""
     rates = {"learning_rate": 0.5, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_train_samples": 30}
     best = {"load_best_model_at_end": "true", "eval_steps": 1, "save_steps": 1, "average_checkpoints": 1}
+    best |= {"metric_for_best_model": "ppl", "per_device_eval_batch_size": 2}  # known from the first batch alone
     ended = run(tmp_path / "run", **given(home, **rates, **best))
     assert ended.code == 0, ended.err
-    found = {line["step"]: line["eval_loss"] for line in tiny_run.metrics(tmp_path / "run") if "eval_loss" in line}
+    found = {line["step"]: line["eval_ppl"] for line in tiny_run.metrics(tmp_path / "run") if "eval_ppl" in line}
     step = min(found, key=found.get)
-    assert step < 3 and results_of(tmp_path / "run")["eval_loss"] == found[step]
+    assert step < 3 and results_of(tmp_path / "run")["eval_ppl"] == found[step]
     assert tiny_run.largest_difference(tmp_path / "run", tmp_path / "run" / f"checkpoint-{step}") == 0
 
 
