@@ -173,6 +173,24 @@ def _pieces(word: str, vocabulary: dict[str, int], unknown: int) -> list[int]:
     return found
 
 
+def is_wordpiece(tokenizer: PreTrainedTokenizerFast) -> bool:
+    return isinstance(tokenizer.backend_tokenizer.model, models.WordPiece)
+
+
+def split_into_characters(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The tokenizer such that a character is a token: of a WordPiece vocabulary only single characters are left, each under
+    its number; the others become [unused...], as in BERT's vocabularies."""
+    if not is_wordpiece(tokenizer):
+        raise InputError("--character_tokens: only a WordPiece vocabulary can be reduced to characters.")
+    state, kept = json.loads(tokenizer.backend_tokenizer.to_str()), set(tokenizer.all_special_tokens)
+    state["model"]["vocab"] = {
+        piece if piece in kept or len(piece.removeprefix("##")) == 1 else f"[unused{number}]": number
+        for piece, number in state["model"]["vocab"].items()
+    }
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    return tokenizer
+
+
 def _train_wordpiece(
     sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
 ) -> Tokenizer:

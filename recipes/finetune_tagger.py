@@ -13,7 +13,15 @@ from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
 from hf_tiny.start import start_model, start_tokenizer
 from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
-from hf_tiny.tasks.tag import ABOUT, TagArguments, TagEvaluation, read_sentences, tag_card, tag_features
+from hf_tiny.tasks.tag import (
+    ABOUT,
+    TagArguments,
+    TagEvaluation,
+    read_sentences,
+    tag_card,
+    tag_features,
+    tag_tokenizer,
+)
 from hf_tiny.train import run
 
 
@@ -27,7 +35,8 @@ class Recipe(TagArguments, FinetuneConfig):
 def main(recipe: Recipe) -> dict[str, float]:
     sentences = read_sentences(recipe)
     labels = find_labels(sentences, recipe.open_ended)
-    tokenizer = start_tokenizer(recipe, lambda: [" ".join(sentence.words) for sentence in sentences["train"]])
+    tokenizer = start_tokenizer(recipe, lambda: [sentence.tokenized_text for sentence in sentences["train"]])
+    tokenizer = tag_tokenizer(tokenizer, sentences["train"], recipe)
     model = start_model(recipe, AutoModelForTokenClassification, tokenizer, **label_names(labels))
     return fine_tune(
         recipe,

@@ -1,4 +1,4 @@
-"""Sentences whose words have labels: CoNLL-U with its trees and Korean morphemes, read and written back."""
+"""Sentences whose words have labels: treebanks in CoNLL-U or KLUE's format, and Korean morphemes, read and written back."""
 
 import unicodedata
 from collections import Counter
@@ -11,7 +11,9 @@ from hf_tiny.errors import InputError
 
 COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL, DEPS, MISC = range(1, 10)
-TREEBANK = ".conllu"
+TREEBANK, KLUE = ".conllu", ".tsv"
+# What stands in the columns of a file. KLUE has INDEX, WORD_FORM, LEMMA, POS, HEAD and DEPREL.
+LAYOUTS = {TREEBANK: tuple(range(len(COLUMNS))), KLUE: (0, FORM, LEMMA, XPOS, HEAD, DEPREL)}
 LISTS = (".jsonl", ".json", ".parquet", ".arrow")  # tables whose cells can be lists
 MAX_EDITED = 0.5  # A word that differs more than this from its morphemes is a mistake of the corpus.
 
@@ -24,7 +26,9 @@ class Sentence:
 
     kind: the suffix of the file.
     lines: the lines of the file; the row of a table is one line of JSON.
-    word_of: when characters stand for words, the word of the file that each belongs to.
+    text: the raw text, where the file tells what it is.
+    places: when the words are characters, where in the text each stands: the text is then tokenized as a whole.
+    word_of: when the words are characters of words of CoNLL-U, which of these each belongs to.
     """
 
     words: tuple[str, ...]
@@ -34,11 +38,18 @@ class Sentence:
     lines: tuple[str, ...]
     heads: tuple[int | None, ...] = ()
     upos: tuple[str, ...] = ()
+    text: str = ""
+    places: tuple[int, ...] | None = None
     word_of: tuple[int, ...] | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(label for label in self.word_labels if label is not None)
+
+    @property
+    def tokenized_text(self) -> str:
+        """What a tokenizer sees of it."""
+        return " ".join(self.words) if self.places is None else self.text
 
 
 def read_treebank(
@@ -46,14 +57,24 @@ def read_treebank(
 ) -> Iterator[Sentence]:
     """The sentences of a file. `sentence(rows, name)` gives what a task takes from the columns of the words; `name` is for
     messages."""
+    kind = sources.kind(path)
     for block in blocks(sources.numbered_lines(path, encoding_errors, counts)):
-        rows = words(block, path)
+        rows = words(block, path, LAYOUTS[kind])
         if rows:
             place = f"{path}:{block[0][0]}"
             marked = (line.partition("=")[2].strip() for _, line in block if line.startswith("# sent_id"))
-            fields = {"words": tuple(row[FORM] for row in rows), "upos": tuple(row[UPOS] for row in rows)}
-            fields |= sentence(rows, f"{place}: in sentence {next(marked, place)}")
-            yield Sentence(**fields, place=place, kind=TREEBANK, lines=tuple(line for _, line in block))
+            fields = {name: tuple(row[column] for row in rows) for name, column in (("words", FORM), ("upos", UPOS))}
+            fields |= {"text": raw_text(rows)[0], **sentence(rows, f"{place}: in sentence {next(marked, place)}")}
+            yield Sentence(**fields, place=place, kind=kind, lines=tuple(line for _, line in block))
+
+
+def raw_text(rows: list[list[str]]) -> tuple[str, list[int]]:
+    """The text of a sentence, with the spaces that it says, and where in it each word begins."""
+    text, begins = "", []
+    for row in rows:
+        begins.append(len(text))
+        text += characters(row[FORM]) + ("" if "SpaceAfter=No" in row[MISC].split("|") else " ")
+    return text.rstrip(), begins
 
 
 def blocks(lines: Iterator[tuple[int, str]]) -> Iterator[NumberedLines]:
@@ -69,22 +90,25 @@ def blocks(lines: Iterator[tuple[int, str]]) -> Iterator[NumberedLines]:
         yield block
 
 
-def words(block: NumberedLines, path: str) -> list[list[str]]:
-    """The columns of each word. Comments, ranges such as 1-2 and empty nodes such as 1.1 are no words."""
+def words(block: NumberedLines, path: str, layout: tuple[int, ...] = LAYOUTS[TREEBANK]) -> list[list[str]]:
+    """The columns of each word, as CoNLL-U has them. Comments, ranges such as 1-2 and empty nodes such as 1.1 are no
+    words."""
     rows = []
     for number, line in block:
-        columns = line.split("\t")
+        cells = line.split("\t")
         if line.startswith("#"):
             continue
-        if len(columns) != len(COLUMNS):
+        if len(cells) != len(layout):
+            name = "CoNLL-U" if len(layout) == len(COLUMNS) else f"a treebank in a {KLUE} file, as KLUE has it,"
             raise InputError(
-                f"{path}:{number}: this line has {len(columns)} columns; CoNLL-U has {len(COLUMNS)}, with tabs between."
+                f"{path}:{number}: this line has {len(cells)} columns; {name} has {len(layout)}, with tabs between."
             )
-        if not _is_word(columns):
+        if not _is_word(cells):
             continue
-        if columns[0] != str(len(rows) + 1):
-            raise InputError(f"{path}:{number}: the word's ID is {columns[0]!r} and should be {len(rows) + 1}.")
-        rows.append(columns)
+        if cells[0] != str(len(rows) + 1):
+            raise InputError(f"{path}:{number}: the word's ID is {cells[0]!r} and should be {len(rows) + 1}.")
+        known = dict(zip(layout, cells, strict=True))
+        rows.append([known.get(column, "_") for column in range(len(COLUMNS))])
     return rows
 
 
@@ -116,14 +140,14 @@ def heads(rows: list[list[str]], name: str) -> tuple[int, ...]:
 
 
 def fill(sentence: Sentence, columns: dict[int, list[str]], misc: dict[str, list[str | None]] | None = None) -> str:
-    """The lines of a sentence with other values for its words in some columns, and more entries in MISC where they are not
-    None. What is no word stays as it is."""
-    filled, index = [], 0
+    """The lines of a sentence with other values for its words in some columns, if the file has them, and more entries in
+    MISC where they are not None. What is no word stays as it is."""
+    filled, index, layout = [], 0, LAYOUTS[sentence.kind]
     for line in sentence.lines:
         cells = line.split("\t")
         if not line.startswith("#") and _is_word(cells):
-            for column, values in columns.items():
-                cells[column] = values[index]
+            for place, column in enumerate(layout):
+                cells[place] = columns[column][index] if column in columns else cells[place]
             for key, values in (misc or {}).items():
                 if values[index] is not None:
                     others = [part for part in cells[MISC].split("|") if part != "_" and part.partition("=")[0] != key]

@@ -3,6 +3,7 @@
 Each feature is one window. A text or sentence that is longer than a window becomes several that overlap.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -54,7 +55,8 @@ class Window:
     """Words [start, stop) of a sentence.
 
     feature: the tokens, framed by the special tokens.
-    spans: the first token of each word, and the one after its last.
+    spans: the first token of each word, and the one after its last. A character has none of its own (the two are equal)
+        where the token of one before stands for it, too.
     owned: whether each word belongs to this window. A word belongs to exactly one of the windows that it is in, the one
         where it has the most context, so that every word is learned and scored once.
     """
@@ -144,36 +146,35 @@ class WindowEncoder:
                 words = [word[:longest] for word in words]
             ends = np.array([0, *accumulate(map(len, words))])
             bounds = _cut(ends, self.room, stride)
-            owners = _owners(ends, bounds)
+            owners = _owners(ends, bounds)[_carriers(ends)]
             for number, (start, stop) in enumerate(bounds):
                 spans = np.stack([ends[start:stop], ends[start + 1 : stop + 1]], axis=1) - ends[start]
                 feature = self.framed(list(chain.from_iterable(words[start:stop])))
                 yield example, Window(start, stop, feature, spans + self.before, owners[start:stop] == number)
 
     def word_ids(self, sentences: Sequence[Sentence]) -> Iterator[list[list[int]]]:
-        """The tokens of each word. A word is tokenized by itself, so each different one is tokenized once."""
-        keys = [self.keys(sentence) for sentence in sentences]
-        different = list(dict.fromkeys(key for sentence in keys for key in sentence))
+        """The tokens of each word. A word is tokenized by itself, so each different one is tokenized once; characters are
+        what a tokenizer makes of their text."""
+        apart = {word for sentence in sentences if sentence.places is None for word in sentence.words}
+        different = [space + word for word in sorted(apart) for space in {"", self.space}]
         encodings = self.backend.encode_batch_fast(
-            [[text] for text, _ in different], is_pretokenized=True, add_special_tokens=False
+            [[text] for text in different], is_pretokenized=True, add_special_tokens=False
         )
-        ids = {key: encoding.ids or self.nothing for key, encoding in zip(different, encodings, strict=True)}
-        for text, inner in different:
-            piece = self.backend.token_to_id(f"##{self.normalized(text)}") if inner else None
-            if piece is not None:
-                ids[text, inner] = [piece]
-        return ([ids[key] for key in sentence] for sentence in keys)
+        ids = {text: encoding.ids or self.nothing for text, encoding in zip(different, encodings, strict=True)}
+        for sentence in sentences:
+            if sentence.places is None:
+                yield [ids[(self.space if index else "") + word] for index, word in enumerate(sentence.words)]
+            else:
+                yield self.character_ids(sentence.text, sentence.places)
 
-    def keys(self, sentence: Sentence) -> list[tuple[str, bool]]:
-        """What to tokenize, and whether it is a character inside of a word."""
-        inner = [False] * len(sentence.words)
-        if sentence.word_of is not None:
-            inner[1:] = [word == last for last, word in zip(sentence.word_of, sentence.word_of[1:], strict=False)]
-        spaces = [self.space if index and not inside else "" for index, inside in enumerate(inner)]
-        return [(space + word, inside) for space, word, inside in zip(spaces, sentence.words, inner, strict=True)]
-
-    def normalized(self, text: str) -> str:
-        return text if self.backend.normalizer is None else self.backend.normalizer.normalize_str(text)
+    def character_ids(self, text: str, places: Sequence[int]) -> list[list[int]]:
+        """The tokens of a text as they are, each given to the first character that it stands for, or to the one before."""
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        found: list[list[int]] = [[] for _ in places]
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True) if places else ():
+            spaces = len(text[start:end]) - len(text[start:end].lstrip())  # that some tokens begin with
+            found[max(0, bisect_right(places, start + spaces) - 1)].append(token)
+        return found
 
 
 def _cut(ends: np.ndarray, room: int, stride: int) -> list[tuple[int, int]]:
@@ -198,6 +199,12 @@ def _owners(ends: np.ndarray, windows: list[tuple[int, int]]) -> np.ndarray:
         owners[start:stop][better] = number
         context[start:stop][better] = nearer[better]
     return owners
+
+
+def _carriers(ends: np.ndarray) -> np.ndarray:
+    """For each word the one that has its first token: itself, or the last one before that has any."""
+    words = np.arange(len(ends) - 1)
+    return np.maximum.accumulate(np.where(np.diff(ends) > 0, words, 0))
 
 
 @dataclass(frozen=True)

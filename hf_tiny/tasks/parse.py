@@ -30,6 +30,7 @@ from hf_tiny.start import base_name
 logger = logging.getLogger(__name__)
 
 TREE_COLUMNS = ("tokens", "upos", "head", "deprel")  # as the treebanks of the Hub have them
+KLUE_COLUMNS = ("word_form", "pos", "head", "deprel")
 PREDICATES = ("VERB", "ADJ")
 OMITTED = "omitted"
 ABOUT = ("example", "first_word", "num_words", "owned", "gold_heads", "gold_labels")  # what is not for the model
@@ -61,8 +62,8 @@ class LinkingOn:
 
 def read_trees(arguments: ParseArguments) -> dict[str, list[Sentence]]:
     def from_files(patterns: list[str], option: str, counts: Counter) -> Iterator[Sentence]:
-        for path in sources.expand(patterns, option, (TREEBANK, *LISTS)):
-            if sources.kind(path) == TREEBANK:
+        for path in sources.expand(patterns, option, (*conllu.LAYOUTS, *LISTS)):
+            if sources.kind(path) in conllu.LAYOUTS:
                 yield from conllu.read_treebank(path, arguments.encoding_errors, counts, _linked)
             else:
                 for place, row in sources.table_rows(path, arguments.encoding_errors, counts):
@@ -77,10 +78,9 @@ def _linked(rows: list[list[str]], name: str) -> dict:
 
 
 def _row_tree(kind: str, place: str, row: dict) -> Sentence:
-    words, *columns = (
-        list(map(str, sources.list_cell(row, name, place, "a column of this name"))) for name in TREE_COLUMNS
-    )
-    for name, values in zip(TREE_COLUMNS[1:], columns, strict=True):
+    names = KLUE_COLUMNS if KLUE_COLUMNS[0] in row else TREE_COLUMNS
+    words, *columns = (list(map(str, sources.list_cell(row, name, place, "a column of this name"))) for name in names)
+    for name, values in zip(names[1:], columns, strict=True):
         if len(values) != len(words):
             raise InputError(
                 f"{place}: there are {len(words)} words and {len(values)} in {name!r}; each word needs one."
@@ -245,7 +245,7 @@ class LinkEvaluation(Evaluation):
         if self.task == "subject":
             asked = [gold is not None for gold in sentence.heads]
             heads = [head if scored else None for head, scored in zip(heads, asked, strict=True)]
-        if sentence.kind != TREEBANK:
+        if sentence.kind in LISTS:
             row = json.loads(sentence.lines[0])
             return sentence.kind, {**row, "prediction": list(zip(heads, relations, strict=True))}
         if self.task == "subject":
@@ -256,7 +256,7 @@ class LinkEvaluation(Evaluation):
             conllu.DEPREL: [relation or "_" for relation in relations],
             conllu.DEPS: ["_"] * len(heads),
         }
-        return TREEBANK, conllu.fill(sentence, columns)
+        return TREEBANK if sentence.kind == TREEBANK else ".conll", conllu.fill(sentence, columns)
 
 
 def whole_sentences(results: Results) -> Iterator[tuple[int, Results]]:
@@ -315,7 +315,7 @@ def link_card(recipe, trees: dict[str, list[Sentence]], labels: Sequence[str]) -
         pipeline="dependency-parsing",
         task=task,
         base=base_name(recipe),
-        example=" ".join(trees["validation"][0].words)[:100],
+        example=(trees["validation"][0].text or " ".join(trees["validation"][0].words))[:100],
         labels=labels,
         scoring=scoring,
     )

@@ -4,9 +4,9 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,10 +27,12 @@ from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_
 from hf_tiny.hub import Card
 from hf_tiny.metrics import Metric, macro_f1, majority, share
 from hf_tiny.start import base_name
+from hf_tiny.tokenizer import is_wordpiece, split_into_characters
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = (".conll", ".bio", ".iob", ".txt")
+COLUMNS = (".conll", ".bio", ".iob", ".txt", ".tsv")
+COMMENT = "## "  # begins lines before a sentence, as in KLUE
 TAG_FIELDS = {"upos": conllu.UPOS, "xpos": conllu.XPOS, "feats": conllu.FEATS, "morphemes": None}
 OPEN_FIELDS = ("xpos", "feats", "morphemes")  # tags that are joined from parts: held-out text has some that are new
 
@@ -42,6 +44,9 @@ class TagArguments(WindowArguments):
     tag_field: str = flag("upos", "What of CoNLL-U is the tag.", choices=tuple(TAG_FIELDS))
     text_column: str = flag("tokens", "The column of a table that holds the list of words.")
     label_column: str = flag("tags", "The column of a table that holds the list of tags.")
+    character_tokens: bool | None = flag(
+        None, "Make a token of each character, where characters have tags; by default for morphemes only."
+    )
 
     @property
     def open_ended(self) -> bool:
@@ -64,7 +69,17 @@ def read_sentences(arguments: TagArguments) -> dict[str, list[Sentence]]:
     if arguments.tag_field == "morphemes":
         for split, sentences in splits.items():
             _log_aligned(split, sentences)
+    words = {word for sentences in splits.values() for sentence in sentences for word in sentence.words}
+    if any(word.isspace() for word in words) and max(map(len, words)) == 1:
+        return {split: [_as_text(sentence) for sentence in part] for split, part in splits.items()}
     return splits
+
+
+def _as_text(sentence: Sentence) -> Sentence:
+    """Of a sentence whose words are single characters, spaces among them: the text, and which of it is tagged."""
+    places = tuple(place for place, character in enumerate(sentence.words) if not character.isspace())
+    words, tags = (tuple(column[place] for place in places) for column in (sentence.words, sentence.word_labels))
+    return replace(sentence, words=words, word_labels=tags, text="".join(sentence.words), places=places)
 
 
 def _file_sentences(patterns: list[str], option: str, counts: Counter, arguments: TagArguments) -> Iterator[Sentence]:
@@ -89,8 +104,10 @@ def _column_sentences(path: str, encoding_errors: str, counts: Counter) -> Itera
     width = None
     for block in conllu.blocks(sources.numbered_lines(path, encoding_errors, counts)):
         block = [(number, line) for number, line in block if not line.startswith("-DOCSTART-")]
-        rows = [line.split("\t") if "\t" in line else line.split() for _, line in block]
-        for (number, _), row in zip(block, rows, strict=True):
+        lines = tuple(line for _, line in block)
+        comments = len(_comments(lines))
+        rows = [line.split("\t") if "\t" in line else line.split() for line in lines[comments:]]
+        for (number, _), row in zip(block[comments:], rows, strict=True):
             width = width or len(row)
             if len(row) < 2 or len(row) != width:
                 raise InputError(
@@ -99,7 +116,11 @@ def _column_sentences(path: str, encoding_errors: str, counts: Counter) -> Itera
                 )
         if rows:
             words, tags = tuple(row[0] for row in rows), tuple(row[-1].strip() for row in rows)
-            yield Sentence(words, tags, f"{path}:{block[0][0]}", ".conll", tuple(line for _, line in block))
+            yield Sentence(words, tags, f"{path}:{block[0][0]}", ".conll", lines)
+
+
+def _comments(lines: Sequence[str]) -> list[str]:
+    return list(takewhile(lambda line: line.startswith(COMMENT), lines))
 
 
 def _row_sentence(kind: str, place: str, row: dict, arguments: TagArguments) -> Sentence:
@@ -115,10 +136,13 @@ def _tagged(rows: list[list[str]], name: str, field: str) -> dict:
     if field != "morphemes":
         return {"word_labels": tuple(row[TAG_FIELDS[field]] for row in rows)}
     words = [conllu.characters(row[conllu.FORM]) for row in rows]
+    text, begins = conllu.raw_text(rows)
     tags = [conllu.morpheme_tags(row[conllu.FORM], row[conllu.LEMMA], row[conllu.XPOS]) for row in rows]
     return {
         "words": tuple("".join(words)),
         "word_labels": tuple(chain.from_iterable(tags)),
+        "text": text,
+        "places": tuple(begin + place for begin, word in zip(begins, words, strict=True) for place in range(len(word))),
         "word_of": tuple(index for index, word in enumerate(words) for _ in word),
     }
 
@@ -132,24 +156,52 @@ def _log_aligned(split: str, sentences: list[Sentence]) -> None:
     logger.info(f"{split}: the morphemes of {1 - lost / words:.2%} of {words:,} words align; the others are not scored")
 
 
+def tag_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence], arguments: TagArguments
+) -> PreTrainedTokenizerBase:
+    """The tokenizer with a token for each character, if characters have tags and the arguments want it so."""
+    if sentences[0].places is None:
+        return tokenizer
+    wanted = arguments.character_tokens
+    if wanted or (wanted is None and arguments.tag_field == "morphemes" and is_wordpiece(tokenizer)):
+        return split_into_characters(tokenizer)
+    return tokenizer
+
+
 def tag_features(
     sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], arguments: TagArguments
 ) -> list[Feature]:
     """input_ids, token_type_ids, and for each token: labels, the tag if it is the first token of a word that belongs to the
     window, and word, the index of that word in the sentence, else -1; example, the index of the sentence. A window
-    without any tag is left out."""
+    without any tag is left out, unless it is one of characters."""
     numbers = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
     tags = [[numbers[tag] for tag in sentence.word_labels] for sentence in sentences]
-    features = []
+    features, hidden = [], 0
     for example, window in arguments.encoder(tokenizer).words(sentences):
-        own = window.own(tags[example])
-        if (own != IGNORED).any():
-            size, firsts = len(window.feature["input_ids"]), window.spans[:, 0]
+        own, sentence = window.own(tags[example]), sentences[example]
+        if sentence.places is not None or (own != IGNORED).any():
+            size, (firsts, ends) = len(window.feature["input_ids"]), window.spans.T
+            has_token, places = firsts < ends, np.arange(window.start, window.stop)
             token_labels, word = np.full(size, IGNORED), np.full(size, -1)
-            token_labels[firsts] = own
-            word[firsts] = np.where(window.owned, np.arange(window.start, window.stop), -1)
+            token_labels[firsts[has_token]] = own[has_token]
+            word[firsts[has_token]] = np.where(window.owned, places, -1)[has_token]
             features.append({**window.feature, "labels": token_labels, "word": word, "example": example})
+            hidden += sum(
+                sentence.word_labels[place] not in (None, continued(sentence.word_labels[place - 1]))
+                for place in places[window.owned & ~has_token]
+                if place
+            )
+    if hidden:
+        logger.warning(
+            f"{hidden:,} tags begin inside of a token, which can have one only: they are not found. With --character_tokens "
+            "each character is a token."
+        )
     return features
+
+
+def continued(tag: str | None) -> str | None:
+    """The tag of a character that belongs to the one before."""
+    return f"I-{tag[2:]}" if tag is not None and tag.startswith("B-") else tag
 
 
 ABOUT = ("example", "word")  # what of a feature is not for the model
@@ -204,38 +256,58 @@ class TagEvaluation(Evaluation):
     def __init__(self, batches: Source, sentences: Sequence[Sentence], labels: Sequence[str], split: str, field: str):
         super().__init__(batches)
         self.sentences, self.labels, self.split, self.field = sentences, labels, split, field
-        self.names = np.array(labels, dtype=object)
-        self.metric = Entities() if is_entity_scheme(labels) else Tags()
+        self.numbers = {label: number for number, label in enumerate(labels)}
+        self.entities = is_entity_scheme(labels)
+        self.metric = Entities() if self.entities else Tags()
 
     def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
-        """Every word that its window owns, scored or not (then its label is -100): predictions are of all words."""
+        """Every word that its window owns, scored or not: predictions are of all words."""
         word = batch["about"]["word"]
         words = word >= 0
         return {
             "predicted": array(outputs.logits.argmax(-1)[words]),
-            "labels": array(batch["labels"][words]),
             "example": array(batch["about"]["example"][:, None].expand_as(word)[words]),
             "word": array(word[words]),
             **loss_and_items(outputs, batch),
         }
 
+    def decoded(self, results: Results) -> list[list[str]]:
+        """The tags of all words, however windows and batches had them; `_` where none was asked for."""
+        found = [["_"] * len(sentence.words) for sentence in self.sentences]
+        for example, word, number in zip(results["example"], results["word"], results["predicted"], strict=True):
+            found[example][word] = self.labels[number]
+        for sentence, tags in zip(self.sentences, found, strict=True):
+            if sentence.places is not None:
+                for place, tag in enumerate(tags):  # a token also stands for the characters after its first
+                    tags[place] = (continued(tags[place - 1]) if place else "O") if tag == "_" else tag
+        return [consistent(tags) for tags in found] if self.entities else found
+
+    def scored(self, results: Results) -> tuple[list[list[str]], list[list[str]]]:
+        """Found and gold tags of the words that have a gold one. A list ends with the sentence, and before words that are
+        not scored: no entity reaches over them."""
+        runs = [
+            list(run)
+            for sentence, tags in zip(self.sentences, self.decoded(results), strict=True)
+            for has_tag, run in groupby(zip(tags, sentence.word_labels, strict=True), lambda pair: pair[1] is not None)
+            if has_tag
+        ]
+        return [[found for found, _ in run] for run in runs], [[gold for _, gold in run] for run in runs]
+
     def compute(self, results: Results) -> dict[str, float]:
-        words = scored_words(results)
-        found, gold = words["predicted"], words["labels"]
-        if is_entity_scheme(self.labels):
-            # No entity reaches over the end of a sentence, nor over words that are not scored.
-            ends = np.flatnonzero((np.diff(words["example"]) != 0) | (np.diff(words["word"]) != 1)) + 1
-            found, gold = ([part.tolist() for part in np.split(self.names[ids], ends)] for ids in (found, gold))
+        found, gold = self.scored(results)
+        if not self.entities:
+            found, gold = ([self.numbers.get(tag, -1) for tag in chain(*runs)] for runs in (found, gold))
         return {"loss": mean_loss(results), **self.metric.compute(predictions=found, references=gold)}
 
     def report(self, folder: Path) -> None:
-        tags = [["_"] * len(sentence.words) for sentence in self.sentences]  # windows without a tag are not asked
-        for example, word, number in zip(*(self.results[n] for n in ("example", "word", "predicted")), strict=True):
-            tags[example][word] = self.labels[number]
-        rows = (self.predicted(sentence, own) for sentence, own in zip(self.sentences, tags, strict=True))
+        rows = (
+            self.predicted(sentence, tags)
+            for sentence, tags in zip(self.sentences, self.decoded(self.results), strict=True)
+        )
         predictions.write(rows, folder, f"{self.split}_predictions")
-        words = scored_words(self.results)
-        report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, words["labels"], words["predicted"])
+        pairs = zip(*(chain(*runs) for runs in self.scored(self.results)), strict=True)
+        known = [(self.numbers[gold], self.numbers[found]) for found, gold in pairs if found in self.numbers]
+        report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, *np.array(known).reshape(-1, 2).T)
 
     def predicted(self, sentence: Sentence, tags: list[str]) -> tuple[str, str | dict]:
         """The tags as one more last column, as the column `prediction`, or in the tag field of CoNLL-U; of morphemes, as
@@ -247,18 +319,34 @@ class TagEvaluation(Evaluation):
             return TREEBANK, conllu.fill(sentence, {}, {"Tags": [",".join(word) for word in words]})
         if sentence.kind == TREEBANK:
             return TREEBANK, conllu.fill(sentence, {TAG_FIELDS[self.field]: tags})
+        if sentence.places is not None:
+            tags = with_spaces(sentence, tags)
         if sentence.kind in sources.TABLES:
             return sentence.kind, {**json.loads(sentence.lines[0]), "prediction": tags}
-        tab = "\t" if "\t" in sentence.lines[0] else " "
-        lines = (f"{line}{tab}{tag}" for line, tag in zip(sentence.lines, tags, strict=True))
-        return sentence.kind, "\n".join([*lines, ""])
+        comments = _comments(sentence.lines)
+        lines = sentence.lines[len(comments) :]
+        tab = "\t" if "\t" in lines[0] else " "
+        lines = (f"{line}{tab}{tag}" for line, tag in zip(lines, tags, strict=True))
+        return sentence.kind, "\n".join([*comments, *lines, ""])
 
 
-def scored_words(results: Results) -> Results:
-    """The words of the data that have a gold tag, in their order, however windows and batches had them."""
-    order = np.lexsort((results["word"], results["example"]))
-    words = {name: results[name][order] for name in ("predicted", "labels", "example", "word")}
-    return {name: values[words["labels"] != IGNORED] for name, values in words.items()}
+def consistent(tags: list[str]) -> list[str]:
+    """An I- that goes on with nothing begins an entity: so transformers' pipelines understand it."""
+    found: list[str] = []
+    for tag in tags:
+        begins = tag.startswith("I-") and (not found or found[-1][2:] != tag[2:])
+        found.append(f"B-{tag[2:]}" if begins else tag)
+    return found
+
+
+def with_spaces(sentence: Sentence, tags: list[str]) -> list[str]:
+    """The tags of all characters of the text: a space inside of an entity belongs to it."""
+    own = dict(zip(sentence.places, tags, strict=True))
+    found, following = [], "O"
+    for place in reversed(range(len(sentence.text))):
+        following = own.get(place, following if following.startswith("I-") else "O")
+        found.append(following)
+    return found[::-1]
 
 
 def tag_card(recipe, sentences: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:
@@ -267,10 +355,11 @@ def tag_card(recipe, sentences: dict[str, list[Sentence]], labels: Sequence[str]
         data=recipe.data_name("treebank of Python source"),
         pipeline_tag="token-classification",
         pipeline="token-classification",
-        task="A tagger of words",
+        task="A tagger of words" if sentences["validation"][0].places is None else "A tagger of characters",
         base=base_name(recipe),
-        example=" ".join(sentences["validation"][0].words)[:100],
+        example=(sentences["validation"][0].text or " ".join(sentences["validation"][0].words))[:100],
         labels=labels,
-        scoring="Each word is tagged by its first token and scored once. Where the tags are B-, I- and O, F1 is of whole "
+        scoring="Each word is tagged by its first token and scored once; characters have the tag of the token that they are "
+        "in. An I- that follows no B- or I- of its type begins an entity. Where the tags are B-, I- and O, F1 is of whole "
         'entities (seqeval, mode="strict", scheme IOB2); else it is the mean over tags.',
     )

@@ -109,16 +109,38 @@ def test_words_keep_the_space_before_them(tokenizer):
     assert example == 0 and window.feature["input_ids"].tolist() == tokenizer(" ".join(words))["input_ids"]
 
 
-def test_characters_inside_of_a_word_are_pieces_that_go_on():
-    characters = Sentence(tuple("돈을주었다"), (None,) * 5, "here", ".conllu", (), word_of=(0, 0, 1, 1, 1))
-    tokenizer = tagged_words.tokenizer("wordpiece")
-    ((_, window),) = WindowEncoder(tokenizer, 128).words([characters])
-    tokens = tokenizer.convert_ids_to_tokens(window.feature["input_ids"].tolist())
-    assert tokens[1:-1] == ["돈", "##을", "주", "##었", "##다"]
-    tokenizer = tagged_words.tokenizer("byte-level")
-    ((_, window),) = WindowEncoder(tokenizer, 128).words([characters])
-    tokens = tokenizer.convert_ids_to_tokens(window.feature["input_ids"].tolist())
-    assert [place for place, token in enumerate(tokens) if token.startswith("Ġ")] == [window.spans[2, 0]]
+def characters(text: str) -> Sentence:
+    places = tuple(place for place, letter in enumerate(text) if not letter.isspace())
+    words = tuple(text[place] for place in places)
+    return Sentence(words, (None,) * len(words), "here", ".conll", (), text=text, places=places)
+
+
+@pytest.mark.parametrize("text", [KOREAN, "돈을  주었다! the fox", "", " ", "\u1103\u1169\u11ab을", "\x07돈"])
+def test_a_text_of_characters_is_what_the_tokenizer_makes_of_it(tokenizer, text):
+    """A character that shares its token with one before has none of its own."""
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    for window in (window for _, window in WindowEncoder(tokenizer, 128).words([characters(text)])):
+        assert window.feature["input_ids"].tolist() == encoded["input_ids"]
+        place_of = dict(enumerate(characters(text).places))
+        for word, (first, end) in enumerate(window.spans.tolist()):
+            tokens = [text[start:stop].lstrip()[:1] for start, stop in encoded["offset_mapping"][first:end]]
+            assert set(tokens) <= {text[place_of[word]], ""}  # a space by itself goes with the character before
+        assert window.spans[0, 0] == 1 and (window.spans[1:, 0] == window.spans[:-1, 1]).all() and window.owned.all()
+
+
+@pytest.mark.parametrize("stride", [0, 6])
+def test_characters_of_one_token_belong_to_one_window(tokenizer, stride):
+    sentence = characters(" ".join([KOREAN] * 4))
+    found = [window for _, window in WindowEncoder(tokenizer, 16, stride).words([sentence])]
+    owned = sorted(window.start + int(word) for window in found for word in np.flatnonzero(window.owned))
+    assert owned == list(range(len(sentence.words))) and len(found) > 3
+    shared = 0
+    for window in found:
+        has_token = window.spans[:, 0] < window.spans[:, 1]
+        for word in np.flatnonzero(window.owned & ~has_token):
+            assert window.owned[np.flatnonzero(has_token[:word])[-1]]
+            shared += 1
+    assert shared > 0 or tokenizer is tagged_words.tokenizer("byte-level")
 
 
 @pytest.mark.parametrize(("max_length", "stride"), [(8, 0), (8, 4), (24, 6), (64, 32), (512, 0)])

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures.finetuning import finish, make_home, run
-from fixtures.labelled import KOREAN, NO_SUBJECT, read_trees, write_trees
+from fixtures.labelled import KOREAN, NO_SUBJECT, name_sentences, read_trees, write_klue_names, write_trees
 from fixtures.tiny_run import assert_refused, results_of
+from transformers import pipeline
+
+from hf_tiny.tasks.tag import consistent
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,43 @@ def test_morphemes(home, tmp_path):
     tags = {word[1]: word[9] for sentence in predictions(tmp_path / "run") for word in sentence}
     assert tags["책을"] == "Tags=B-NNG,B-JKO"
     assert tags["했다"] == "Tags=B-VV+EP,B-EF"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("character_tokens", [None, True])
+def test_a_pipeline_finds_in_raw_text_what_was_scored(home, tmp_path, character_tokens):
+    """KLUE's format, made from raw sentences: of each the pipeline gets the raw text."""
+    train, dev = name_sentences(150, seed=1), name_sentences(40, seed=2)
+    data = {
+        "train_file": write_klue_names(tmp_path / "train.tsv", train),
+        "validation_file": write_klue_names(tmp_path / "dev.tsv", dev),
+    }
+    settings = {"learning_rate": 2e-3, "max_steps": 25, "character_tokens": character_tokens}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    folder = finish(home, "tagger", tmp_path / "run", **data, **settings)
+    results = results_of(folder)
+    solve = pipeline("token-classification", model=str(folder), aggregation_strategy="simple", device="cpu")
+    found = [{(one["start"], one["end"], one["entity_group"]) for one in solve(text)} for text, _ in dev]
+    right = sum(len(names & set(gold)) for names, (_, gold) in zip(found, dev, strict=True))
+    assert results["eval_f1"] > 0.3 and sum(map(len, found)) > 20  # it has learned, but not all
+    assert results["eval_precision"] == pytest.approx(right / sum(map(len, found)))
+    assert results["eval_recall"] == pytest.approx(right / sum(len(gold) for _, gold in dev))
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert json.dumps(dev[0][0], ensure_ascii=False) in card
+
+
+def test_a_pipeline_tags_morphemes_of_raw_text(home, tmp_path):
+    """The card of a model of morphemes has a text as people write it."""
+    data = {flag: home / f"{name}.conllu" for flag, name in (("train_file", "train"), ("validation_file", "dev"))}
+    folder = finish(home, "tagger", tmp_path / "run", **data, tag_field="morphemes")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    text = " ".join(word[1] for word in read_trees(home / "dev.conllu")[0])
+    assert json.dumps(text, ensure_ascii=False) in card
+    solve = pipeline("token-classification", model=str(folder), device="cpu", ignore_labels=[])
+    tags = [one["entity"] for one in solve(text)]
+    written = [word[9].removeprefix("Tags=").split(",") for word in predictions(folder)[0]]
+    assert len(tags) == len(text.replace(" ", ""))
+    assert consistent(tags) == [tag for word in written for tag in word]
 
 
 def test_subjects(home, tmp_path):

@@ -99,6 +99,37 @@ def test_rows_with_lists(write, tmp_path):
     assert content == {**row, "prediction": [[0, "root"], [1, "x"]]}
 
 
+KLUE = """\
+## klue-dp-v1_train_00000_wikitree	그는 책을 읽었다.
+1	그는	그 는	NP+JX	3	NP_SBJ
+2	책을	책 을	NNG+JKO	3	NP_OBJ
+3	읽었다.	읽 었 다 .	VV+EP+EF+SF	0	VP
+"""
+
+
+def test_trees_of_klue(write, tmp_path):
+    (tree,) = trees_of(write("klue-dp_train.tsv", KLUE))
+    assert tree.words == ("그는", "책을", "읽었다.") and tree.text == "그는 책을 읽었다."
+    assert (tree.heads, tree.word_labels) == ((3, 3, 0), ("NP_SBJ", "NP_OBJ", "VP"))
+    path = written([tree], [(2, 0, 2)], [("NP_SBJ", "VP", "NP_OBJ")], tmp_path)
+    lines = KLUE.splitlines()
+    changed = zip(lines[1:], ("2\tNP_SBJ", "0\tVP", "2\tNP_OBJ"), strict=True)
+    assert path.read_text().splitlines()[:4] == [
+        lines[0],
+        *(f"{old.rsplit(chr(9), 2)[0]}\t{new}" for old, new in changed),
+    ]
+    row = {
+        "word_form": list(tree.words),
+        "pos": ["NP", "NNG", "VV"],
+        "head": [3, 3, 0],
+        "deprel": list(tree.word_labels),
+    }
+    (listed,) = trees_of(write("a.jsonl", json.dumps(row)))
+    assert (listed.words, listed.heads, listed.word_labels) == (tree.words, tree.heads, tree.word_labels)
+    with pytest.raises(InputError, match=r"b.tsv:1: this line has 3 columns; .* as KLUE has it, has 6, with tabs"):
+        trees_of(write("b.tsv", "1\tfox\tNOUN\n"))
+
+
 def test_subjects_of_predicates(write, tmp_path, caplog):
     caplog.set_level("INFO")
     rows = [

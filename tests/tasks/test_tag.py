@@ -1,5 +1,6 @@
 """Tags of words: every format is read and written back, mistakes are named with their place, each word is scored once."""
 
+import copy
 import json
 import math
 from dataclasses import dataclass
@@ -30,9 +31,11 @@ from hf_tiny.tasks.tag import (
     TagArguments,
     TagEvaluation,
     Tags,
+    consistent,
     is_entity_scheme,
     read_sentences,
     tag_features,
+    tag_tokenizer,
 )
 
 COLUMNS = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nGerman JJ B-MISC\n"
@@ -57,7 +60,8 @@ def sentences_of(path: str, **settings) -> list[Sentence]:
 
 def predicted(sentences: list[Sentence], answers: list, folder: Path, field: str = "upos", split: str = "out") -> Path:
     """The file that is written when these are the tags; a word with None was not asked."""
-    labels = sorted({tag for tags in answers for tag in tags if tag is not None})
+    gold = [one.word_labels for one in sentences]
+    labels = sorted({tag for tags in [*answers, *gold] for tag in tags if tag is not None})
     judge = TagEvaluation(None, sentences, labels, split, field)
     asked = [
         (example, word, labels.index(tag))
@@ -65,8 +69,7 @@ def predicted(sentences: list[Sentence], answers: list, folder: Path, field: str
         for word, tag in enumerate(tags)
         if tag is not None
     ]
-    columns = np.array(asked).T
-    judge.results = dict(zip(("example", "word", "predicted"), columns, strict=True)) | {"labels": columns[2]}
+    judge.results = dict(zip(("example", "word", "predicted"), np.array(asked).T, strict=True))
     judge.report(folder)
     (written,) = folder.glob(f"{split}_predictions.*")
     return written
@@ -88,7 +91,8 @@ def test_columns(write, tmp_path, drawn):
     written = predicted(tabbed, [["O", "O"], ["B-ORG"]], tmp_path)
     assert written.read_text().startswith("EU\tNNP\tB-ORG\tO\n")
     name, labels, gold, found = drawn[-1]
-    assert (name, labels) == ("out_confusion.png", ["B-ORG", "O"]) and gold.tolist() == found.tolist() == [1, 1, 0]
+    assert (name, labels) == ("out_confusion.png", ["B-MISC", "B-ORG", "O"])
+    assert gold.tolist() == [1, 2, 0] and found.tolist() == [2, 2, 1]
 
 
 def test_lists_of_words(write, tmp_path, drawn):
@@ -125,14 +129,21 @@ def test_morphemes_of_a_file(write, tmp_path, caplog, drawn):
     assert found.words == tuple("돈을친구다주었다") and found.word_of == (0, 0, 1, 1, 1, 2, 2, 2)
     assert found.word_labels == ("B-NNG", "B-JKO", None, None, None, "B-VV", "B-EP", "B-EF")
     assert "66.67% of 3 words align" in caplog.text
-    written = predicted([found], [found.word_labels], tmp_path, "morphemes")
+    assert found.text == "돈을 친구다주었다" and found.places == (0, 1, 3, 4, 5, 6, 7, 8)
+    answers = [tag or "B-NNG" for tag in found.word_labels]
+    written = predicted([found], [answers], tmp_path, "morphemes")
     misc = [line.split("\t")[-1] for line in written.read_text().split("\n") if line[:2] in ("1\t", "2\t", "3\t")]
-    assert misc == ["Tags=B-NNG,B-JKO", "SpaceAfter=No|Tags=_,_,_", "Tags=B-VV,B-EP,B-EF"]
+    assert misc == ["Tags=B-NNG,B-JKO", "SpaceAfter=No|Tags=B-NNG,B-NNG,B-NNG", "Tags=B-VV,B-EP,B-EF"]
     labels = ["B-EF", "B-EP", "B-JKO", "B-NNG", "B-VV"]
-    (feature,) = tag_features([found], tagged_words.tokenizer("wordpiece"), labels, TagArguments())
-    assert feature["labels"].tolist() == [-100, 3, 2, -100, -100, -100, 4, 1, 0, -100]
-    (feature,) = tag_features([found], tagged_words.tokenizer("byte-level"), labels, TagArguments())
-    assert (feature["word"] >= 0).sum() == 8 and feature["labels"][feature["labels"] >= 0].tolist() == [3, 2, 4, 1, 0]
+    arguments = TagArguments(tag_field="morphemes")
+    tokenizer = tag_tokenizer(copy.deepcopy(tagged_words.tokenizer("wordpiece")), [found], arguments)
+    (feature,) = tag_features([found], tokenizer, labels, arguments)
+    # 친 is not in the vocabulary: its word, whose end no space marks, is one token.
+    assert tokenizer.convert_ids_to_tokens(feature["input_ids"].tolist()) == ["[CLS]", "돈", "##을", "[UNK]", "[SEP]"]
+    assert feature["labels"].tolist() == [-100, 3, 2, -100, -100]
+    (feature,) = tag_features([found], tagged_words.tokenizer("byte-level"), labels, arguments)
+    assert feature["word"][feature["word"] >= 0].tolist() == [0, 2, 3, 4, 5, 6]
+    assert feature["labels"][feature["labels"] >= 0].tolist() == [3, 4, 1]
 
 
 def test_a_dataset_of_the_hub(tmp_path):
@@ -147,6 +158,84 @@ def test_a_dataset_of_the_hub(tmp_path):
     assert splits["train"][0].word_labels == ("O", "B-x")
     with pytest.raises(InputError, match=r"set, train, row 1: there is no column 'tokens'.*--text_column"):
         read_sentences(TagArguments(dataset_name=str(tmp_path / "set")))
+
+
+KLUE = """\
+## a line about the data
+## klue-ner-v1_train_00000-nsmc	<서울 시:LC>가 #1
+서	B-LC
+울	I-LC
+\x20	I-LC
+시	I-LC
+가	O
+\x20	O
+#	O
+1	O
+
+## klue-ner-v1_train_00001-nsmc	비
+비	O
+"""
+
+
+def test_characters_with_tags_are_the_text_that_they_are_of(write, tmp_path, drawn):
+    """As KLUE has them: lines with a space are spaces, lines that begin with ## are comments, also in .tsv."""
+    sentences = sentences_of(write("klue-ner_train.tsv", KLUE))
+    assert [one.text for one in sentences] == ["서울 시가 #1", "비"]
+    assert sentences[0].words == tuple("서울시가#1") and sentences[0].places == (0, 1, 3, 4, 6, 7)
+    assert sentences[0].word_labels == ("B-LC", "I-LC", "I-LC", "O", "O", "O")
+    answers = [["B-LC", "I-LC", "I-LC", "O", "I-LC", "O"], ["O"]]
+    written = predicted(sentences, answers, tmp_path).read_text()
+    lines = KLUE.splitlines()
+    tags = ["B-LC", "I-LC", "I-LC", "I-LC", "O", "O", "B-LC", "O"]
+    assert written.splitlines()[:10] == [*lines[:2], *(f"{a}\t{b}" for a, b in zip(lines[2:10], tags, strict=True))]
+    rows = [{"tokens": list(one.text), "tags": ["O"] * len(one.text)} for one in sentences]
+    listed = sentences_of(write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    assert [(one.text, one.words, one.places) for one in listed] == [(o.text, o.words, o.places) for o in sentences]
+    again = predicted(listed, answers, tmp_path, split="lists").read_text().splitlines()
+    assert json.loads(again[0])["prediction"] == tags
+
+
+def test_a_stray_space_among_words_does_not_join_them(write):
+    (found,) = sentences_of(
+        write("a.jsonl", json.dumps({"tokens": ["EU", "\xa0", "rejects"], "tags": ["B", "O", "O"]}))
+    )
+    assert found.words == ("EU", "\xa0", "rejects") and found.places is None
+
+
+def test_a_token_stands_for_all_its_characters(write, caplog):
+    """A token has the tag of its first character; tags that begin inside of it cannot be found, and this is said."""
+    tags = ["B-X", "I-X", "O", "O", "B-Y", "O"]
+    content = "".join(f"{letter}\t{tag}\n" for letter, tag in zip("the fox", [*tags[:3], "O", *tags[3:]], strict=True))
+    (found,) = sentences_of(write("a.tsv", content))
+    labels, arguments = ["B-X", "B-Y", "I-X", "O"], TagArguments()
+    tokenizer = tag_tokenizer(tagged_words.tokenizer("wordpiece"), [found], arguments)
+    (feature,) = tag_features([found], tokenizer, labels, arguments)
+    assert tokenizer.convert_ids_to_tokens(feature["input_ids"].tolist()) == ["[CLS]", "the", "fox", "[SEP]"]
+    assert feature["labels"].tolist() == [-100, 0, 3, -100] and feature["word"].tolist() == [-1, 0, 3, -1]
+    assert "3 tags begin inside of a token" in caplog.text and "--character_tokens" in caplog.text
+    judge = TagEvaluation(None, [found], labels, "dev", "upos")
+    results = {"example": np.array([0, 0]), "word": np.array([0, 3]), "predicted": np.array([2, 3])}
+    assert judge.decoded(results) == [["B-X", "I-X", "I-X", "O", "O", "O"]]
+    arguments = TagArguments(character_tokens=True)
+    tokenizer = tag_tokenizer(copy.deepcopy(tokenizer), [found], arguments)
+    (feature,) = tag_features([found], tokenizer, labels, arguments)
+    assert tokenizer.tokenize("the fox") == ["t", "##h", "##e", "f", "##o", "##x"]
+    assert feature["labels"].tolist() == [-100, 0, 2, 3, 3, 1, 3, -100]
+    with pytest.raises(InputError, match="--character_tokens: only a WordPiece"):
+        tag_tokenizer(tagged_words.tokenizer("byte-level"), [found], arguments)
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("I-X I-X O I-X", "B-X I-X O B-X"),
+        ("B-X I-Y I-Y", "B-X B-Y I-Y"),
+        ("B-X B-X I-X O", "B-X B-X I-X O"),
+        ("_ I-X", "_ B-X"),
+    ],
+)
+def test_an_entity_has_a_beginning(tags, expected):
+    assert consistent(tags.split()) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -263,6 +352,13 @@ WINDOWS = [
 ]
 
 
+def window_sentences(labels: list[str]) -> list[Sentence]:
+    """What the windows are of."""
+    tags = [(0, 1, 2, 0), (0, 0), (1, None, 1), (None,)]
+    named = [tuple(None if tag is None else labels[tag] for tag in one) for one in tags]
+    return [Sentence(tuple("abcd"[: len(one)]), one, "here", ".conll", tuple("abcd"[: len(one)])) for one in named]
+
+
 def collected(judge: TagEvaluation, batches) -> dict[str, np.ndarray]:
     """Of the windows in padded batches; the loss is 2 per item."""
     found = []
@@ -287,7 +383,7 @@ def collected(judge: TagEvaluation, batches) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("batches", groupings(5))
 def test_entities_over_windows(batches):
-    judge = TagEvaluation(None, [], ["O", "B-X", "I-X"], "dev", "upos")
+    judge = TagEvaluation(None, window_sentences(["O", "B-X", "I-X"]), ["O", "B-X", "I-X"], "dev", "upos")
     # Gold: 0:1-2, 2:0, 2:2. Found: 0:1-2 over both windows, 2:0; its I-X after the unscored word goes on with nothing.
     expected = {"loss": 2.0, "precision": 1.0, "recall": 2 / 3, "f1": 4 / 5, "accuracy": 7 / 8}
     assert judge.compute(collected(judge, batches)) == pytest.approx(expected)
@@ -295,9 +391,8 @@ def test_entities_over_windows(batches):
 
 @pytest.mark.parametrize("batches", groupings(5))
 def test_tags_over_windows(batches, tmp_path, drawn):
-    sentences = [sentence(list("abcd"[:size]), (None,) * size) for size in (4, 2, 3, 1)]
-    sentences = [Sentence(s.words, s.word_labels, "here", ".conll", s.words) for s in sentences]
-    judge = TagEvaluation(None, sentences, ["ADJ", "NOUN", "VERB"], "dev", "upos")
+    labels = ["ADJ", "NOUN", "VERB"]
+    judge = TagEvaluation(None, window_sentences(labels), labels, "dev", "upos")
     judge.results = collected(judge, batches)
     expected = {"loss": 2.0, "accuracy": 7 / 8, "f1": (1 + 4 / 5 + 2 / 3) / 3, "majority": 1 / 2}
     assert judge.compute(judge.results) == pytest.approx(expected)
