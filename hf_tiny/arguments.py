@@ -117,12 +117,14 @@ def check(recipe: Arguments) -> None:
         value = vars(recipe)[name]
         for one in value if isinstance(value, list) else [value]:
             if one is not None and (rule := _broken_rule(one, **field.metadata)):
-                raise InputError(f"--{name} {_shown(one)}: {rule}.")
+                raise InputError(f"--{name} {_shown(one) or repr(one)}: {rule}.")
 
 
 def _broken_rule(value, *, bounds: dict, choices: tuple | None, **_) -> str | None:
     if choices and value not in choices:
         return f"choose one of {', '.join(choices)}"
+    if value == "":
+        return "it is empty"
     if isinstance(value, float) and not math.isfinite(value):
         return "it must be a number"
     if all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):

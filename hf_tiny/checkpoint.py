@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ RANDOM_STATE = "rng-{}-of-{}.pt"  # process, number of processes
 WHOLE_OPTIMIZER, SHARDED_OPTIMIZER = "optimizer.pt", "optimizer"  # one file, or a folder with a file of each process
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")  # loading them can run any code
 RUN_FILES = ("recipe.yaml", "metrics.jsonl", "all_results.json", "config.json")
+OWN = ("recipe.yaml", "seed-*/recipe.yaml", "checkpoint-*")  # only a run of ours has one of them
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -59,6 +61,28 @@ def locked(output_dir: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()}, {time.time_ns()}\n")  # no other run's lock says this
         file.flush()
         yield
+
+
+def check_folder(output_dir: Path, resuming: bool) -> None:
+    """Refuse, before anything is prepared, a folder that cannot be written to, that holds another run, or whose files no
+    run of ours wrote: a run leaves a README.md, a config.json and more."""
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"--output_dir {output_dir} cannot be written to ({error.strerror}). Choose another folder."
+        ) from error
+    if not resuming:
+        refuse_foreign_run(output_dir)
+    if not any(found for name in OWN for found in output_dir.glob(name)):
+        others = sorted(path.name for path in output_dir.iterdir() if not path.is_dir() and path.name[0] != ".")
+        if others:
+            raise InputError(
+                f"--output_dir {output_dir} holds files that are not of a run ({', '.join(others[:3])}), and a run could "
+                "replace them. Choose a new or an empty folder."
+            )
 
 
 def refuse_foreign_run(output_dir: Path) -> None:

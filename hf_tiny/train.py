@@ -133,8 +133,7 @@ def start(config: TrainConfig) -> None:
             "evaluates at its end only: add --eval_steps."
         )
     set_seed(config.seed)
-    if config.resume_from_checkpoint is None:
-        on_main(lambda: checkpoint.refuse_foreign_run(Path(config.output_dir)))
+    on_main(lambda: checkpoint.check_folder(Path(config.output_dir), config.resume_from_checkpoint is not None))
 
 
 def check_trackers(names: Sequence[str]) -> None:

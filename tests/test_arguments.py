@@ -140,6 +140,7 @@ def test_booleans_in_a_file(tmp_path, text):
         (["--logging_steps", "0"], None, ["--logging_steps 0: it must be above 0."]),
         (["--warmup_steps", "-3"], None, ["--warmup_steps -3: it must be 0 or above."]),
         (["--learning_rate", "nan"], None, ["--learning_rate nan: it must be a number."]),
+        (["--output_dir", ""], None, ["--output_dir '': it is empty."]),
         (["--adam_beta1", "1"], None, ["--adam_beta1 1: it must be 0 or above and below 1."]),
         (["--share", "1.5"], None, ["--share 1.5: it must be 0 or above and at most 1."]),
         (["--rate", "0"], None, ["--rate 0: it must be above 0 and below 1."]),

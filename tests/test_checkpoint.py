@@ -1,6 +1,7 @@
 """Checkpoints are complete or absent."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,27 @@ def test_later_checkpoints_are_set_aside_when_a_run_goes_on_from_an_earlier_one(
     checkpoint.rotate(tmp_path, keep=1)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2"]
     assert (tmp_path / "abandoned-checkpoint-6" / "weights").read_text() == "6"
+
+
+def test_files_that_no_run_wrote_are_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / ".hidden").touch()
+    checkpoint.check_folder(tmp_path, resuming=False)  # nothing that a run would replace
+    (tmp_path / "README.md").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    for resuming in (False, True):
+        with pytest.raises(
+            InputError, match=r"--output_dir \. holds files that are not of a run .README\.md.*empty folder"
+        ):
+            checkpoint.check_folder(Path("."), resuming)
+    (tmp_path / "checkpoint-4").mkdir()
+    checkpoint.check_folder(tmp_path, resuming=True)  # a run of ours wrote README.md, or its owner after it
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "dangling", "/proc/hf_tiny"])
+def test_a_folder_that_cannot_be_written_to_is_found_first(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "far")
+    with pytest.raises(InputError, match=f"--output_dir {tmp_path / place} cannot be written to"):
+        checkpoint.check_folder(tmp_path / place, resuming=False)
+    assert (tmp_path / "file").read_text() == "mine"
