@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/electra
 ARGS ?=
 
-.PHONY: pretrain test test-fast lint bench results clean
+.PHONY: pretrain test test-fast lint bench results flags clean
 
 pretrain: .venv/installed  ## pretrain ELECTRA on the built-in corpus; ARGS="--max_steps 100" adds flags
 	$(BIN)/accelerate launch --quiet recipes/pretrain_electra.py --output_dir $(OUT) $(ARGS)
@@ -28,6 +28,9 @@ bench: .venv/installed  ## hf_tiny and transformers on the same work, alternatin
 
 results: .venv/installed  ## render the tables of README.md and docs/ from benchmarks/results
 	$(BIN)/python benchmarks/render.py
+
+flags: .venv/installed  ## write hf_tiny/flags.tsv, from which an unknown flag is answered at once
+	$(BIN)/python -m hf_tiny.flags
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 import json
 import math
 import operator
@@ -21,9 +20,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, PreTrainedConfig
 
 from .errors import InputError
+from .flags import hint, unknown
 
 GROUPS = ("run", "data", "tokenizer", "model", "training", "saving", "Hub")  # the order of `--help`
-RENAMED = {"dropout": "hidden_dropout_prob", "chunk_length": "lsh_attn_chunk_length"}  # old flag -> new one
 BOUNDS = {
     "low": (operator.ge, "{:g} or above"),
     "above": (operator.gt, "above {:g}"),
@@ -85,17 +84,24 @@ class Arguments:
 RecipeType = TypeVar("RecipeType", bound=Arguments)
 
 
-def parse(recipe_class: type[RecipeType], argv: Sequence[str] | None = None) -> RecipeType:
+def parse(
+    recipe_class: type[RecipeType], argv: Sequence[str] | None = None, settings: dict[str, Any] | None = None
+) -> RecipeType:
     """Parse `[FILE.yaml|FILE.json] [--flag value ...]`: a flag on the command line wins over the file, both win over what
-    `--size` sets, and that over the defaults."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    known = {**_flags(recipe_class), **_config_flags(recipe_class)}
-    settings = _read(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
+    `--size` sets, and that over the defaults.
+
+    settings: flags and their values, in place of a command line.
+    """
+    if settings is not None:
+        argv, where = [], ""
+    else:
+        argv, where = list(sys.argv[1:] if argv is None else argv), " in the recipe file"
+        settings = _read(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
     for name in settings:
-        if name not in known:
-            raise InputError(f"Unknown setting {name!r} in the recipe file{_hint(name, known)}")
+        if name not in (names := known(recipe_class)):
+            raise InputError(f"Unknown setting {name!r}{where}{hint(name, names)}")
     given = {name: None for name, value in settings.items() if value is None}
-    given |= _parse_flags(recipe_class, [*_as_flags(settings), *argv])
+    given |= _parse_flags(recipe_class, [*as_flags(settings), *argv])
     asked, size = given.pop("help", None), given.get("size", _size(recipe_class))
     if recipe_class.SIZES and size not in recipe_class.SIZES:
         raise InputError(f"--size {size}: choose one of {', '.join(recipe_class.SIZES)}.")
@@ -150,6 +156,11 @@ def _flags(recipe_class: type[Arguments]) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(recipe_class) if field.name != "given_settings"}
 
 
+def known(recipe_class: type[Arguments]) -> list[str]:
+    """The names of all flags."""
+    return [*_flags(recipe_class), *_config_flags(recipe_class)]
+
+
 def _config_flags(recipe_class: type[Arguments]) -> dict[str, dataclasses.Field]:
     """The fields of the model's configuration that a person may set; the tokenizer sets the ids of special tokens."""
     if recipe_class.CONFIG is None:
@@ -199,9 +210,9 @@ def _parse_flags(recipe_class: type[Arguments], argv: Sequence[str]) -> dict[str
     parser.add_argument("-h", "--help", nargs="?", const="short", default=argparse.SUPPRESS)
     namespace, rest = parser.parse_known_args(argv)
     if rest:
-        unknown = rest[0].split("=")[0]
-        hint = _hint(unknown.lstrip("-"), types, "--") if unknown.startswith("-") else ". Values follow their flag."
-        raise InputError(f"Unknown flag {unknown}{hint} `--help all` lists every flag.")
+        if not rest[0].startswith("-"):
+            raise InputError(f"{rest[0]} is no flag. Values follow their flag. `--help all` lists every flag.")
+        raise InputError(unknown(rest[0], types))
     given = {name: value for name, value in vars(namespace).items() if value is not None}  # lists that were not given
     for name in config.keys() & given.keys():
         if isinstance(given[name], list) and len(given[name]) == 1 and int in get_args(config[name].type):
@@ -209,7 +220,7 @@ def _parse_flags(recipe_class: type[Arguments], argv: Sequence[str]) -> dict[str
     return given
 
 
-def _as_flags(settings: dict) -> list[str]:
+def as_flags(settings: dict) -> list[str]:
     """argparse then converts and checks the values of a file just as it does on the command line (YAML reads 1e-4
     as a string)."""
     flags = []
@@ -233,17 +244,6 @@ def _read(path: Path) -> dict:
     if not isinstance(settings, dict):
         raise InputError(f"{path} must map flags to values, one per line, such as `learning_rate: 1e-3`.")
     return settings
-
-
-def _hint(name: str, known, prefix: str = "") -> str:
-    """What an unknown flag is called now, or which one it resembles."""
-    name = name.replace("-", "_")
-    if RENAMED.get(name) in known:
-        return f": it is now {prefix}{RENAMED[name]}."
-    if name.startswith("no_") and name[3:] in known:
-        return f": it is now {prefix}{name[3:]} False."
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f". Did you mean {prefix}{close[0]}?" if close else "."
 
 
 # --help
@@ -283,6 +283,12 @@ def _help_rows(recipe_class: type[Arguments], size: str | None) -> dict[str, lis
         default = _preset(recipe_class.MODEL_SIZES, size).get(name, field.default)
         groups["model"].append((f"--{name} {_shown(default)}", texts.get(name, "")))
     return {group: rows for group, rows in groups.items() if rows}
+
+
+def described(recipe_class: type[Arguments]) -> list[str]:
+    """All flags with their defaults, and what is said of them."""
+    groups = _help_rows(recipe_class, _size(recipe_class))
+    return [f"{flag.removeprefix('--')}: {text}" for rows in groups.values() for flag, text in rows]
 
 
 def _help_lines(group: str, rows: list[tuple[str, str]], most: int) -> list[str]:

@@ -6,7 +6,6 @@ hf-tiny push runs/mine --hub_model_id you/name
 """
 
 import ast
-import difflib
 import importlib
 import runpy
 import signal
@@ -15,7 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-RECIPES = Path(__file__).with_name("recipes")  # in a checkout a link
+from .errors import InputError, exit_codes
+from .flags import RECIPES, check, hint, recipe_names
+
 COMMANDS = {  # verbs that are no recipes: module, first argument, what they do
     "push": ("hf_tiny.hub", ["push"], "Push a finished model to the Hub."),
     "convert": ("hf_tiny.convert", [], "Turn a checkpoint into a native one of transformers, or back."),
@@ -24,7 +25,7 @@ LONGEST_SAVE = 3600  # seconds that a process may take to save its checkpoint af
 
 
 def recipes() -> dict[str, Path]:
-    return {path.stem.replace("_", "-"): path for path in sorted(RECIPES.glob("*.py")) if path.stem != "__init__"}
+    return {name.replace("_", "-"): RECIPES / f"{name}.py" for name in recipe_names()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,16 +34,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     place = next((place for place, word in enumerate(argv) if word in verbs), len(argv))
     options, verb, flags = argv[:place], argv[place : place + 1], argv[place + 1 :]
     if not argv or {"--help", "-h"} & set(options):
-        print_help()
-    elif not verb:
-        words = [word for word in argv if not word.startswith("-")]
-        close = [found for word in words for found in difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)]
-        hint = f" Did you mean {close[0]}?" if close else ""
-        print(f"error: no verb in `{' '.join(argv)}`.{hint} `hf-tiny --help` lists the verbs.", file=sys.stderr)
-        sys.exit(2)
-    elif verb[0] in COMMANDS:
-        sys.exit(run_command(verb[0], flags))
-    else:
+        return print_help()
+    with exit_codes():
+        if not verb:
+            hints = [hint(word, verbs) for word in argv if not word.startswith("-")]
+            close = next((found for found in hints if len(found) > 1), ".")
+            raise InputError(f"no verb in `{' '.join(argv)}`{close} `hf-tiny --help` lists the verbs.")
+        if verb[0] in COMMANDS:
+            sys.exit(run_command(verb[0], flags))
+        check(verb[0].replace("-", "_"), flags)
         sys.exit(run_recipe(recipes()[verb[0]], options, flags))
 
 

@@ -11,6 +11,14 @@ class InputError(ValueError):
     """What was wrong, where, and what to do. Recipes print it without a traceback and exit with 2."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A run was stopped by a signal, and its checkpoint is saved."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import a module that only some runs need."""
     try:
@@ -22,12 +30,14 @@ def require(module: str, extra: str) -> ModuleType:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """A command ends with 2 after bad input and with 130 after Ctrl-C, and shows no traceback of either."""
+    """A command ends with 2 after bad input and with 130 or 143 after a signal, and shows no traceback."""
     try:
         yield
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except Stopped as stopped:
+        sys.exit(128 + stopped.number)
     except KeyboardInterrupt:
         print("\nStopped outside the training loop: there was nothing to save.", file=sys.stderr, flush=True)
         sys.exit(130)

@@ -105,7 +105,7 @@ def command() -> str:
     script = Path(sys.argv[0])
     if script.parent.parent.name == "hf_tiny":  # installed with the wheel
         return shlex.join(["hf-tiny", script.stem.replace("_", "-"), *sys.argv[1:]])
-    return shlex.join(["accelerate", "launch", f"{script.parent.name}/{script.name}", *sys.argv[1:]])
+    return shlex.join(["accelerate", "launch", "--quiet", f"{script.parent.name}/{script.name}", *sys.argv[1:]])
 
 
 def header(name: str, family: str, figures: dict[str, float], card: Card, flags: dict) -> ModelCardData:

@@ -25,7 +25,7 @@ from . import arguments, checkpoint, hub, report
 from .arguments import Arguments, flag
 from .callbacks import Callback, TrainState
 from .data.batches import Batch, Prefetcher, Source, num_items
-from .errors import InputError, exit_codes
+from .errors import InputError, Stopped, exit_codes
 from .evaluation import Evaluation, call, divides_by_count, flops_per_token
 from .optim import SCHEDULES, build_optimizer, drop_frozen_gradients, set_learning_rate, warmup_length
 from .processes import StopSignal, all_have, all_see, on_main, refuse_to_shard, start_processes
@@ -90,14 +90,19 @@ def run(
     repeat: call it for each of `--seeds`; else that is up to `main`.
     """
     with exit_codes():
-        recipe = arguments.parse(recipe_class, argv)
-        if not isinstance(recipe, TrainConfig):
-            start_processes()
-            main(recipe)
-        else:
-            start(recipe)
-            run_seeds(main, recipe) if repeat and recipe.seeds > 1 else main(recipe)
-        PartialState().destroy_process_group()
+        execute(main, arguments.parse(recipe_class, argv), repeat=repeat)
+
+
+def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[str, float]:
+    """The same with flags that are parsed; errors are raised. Returns what `main` does."""
+    if isinstance(recipe, TrainConfig):
+        start(recipe)
+        results = run_seeds(main, recipe) if repeat and recipe.seeds > 1 else main(recipe)
+    else:
+        start_processes()
+        results = main(recipe)
+    PartialState().destroy_process_group()
+    return results
 
 
 def run_seeds(main: Callable, recipe: TrainConfig) -> dict[str, float]:
@@ -502,7 +507,7 @@ class Run:
         self.timers.lap("save")
 
     def save_and_exit(self) -> None:
-        """With the exit code that the signal would have given: 130 or 143."""
+        """A command then ends with the exit code that the signal would have given: 130 or 143."""
         self.save()
         if self.main:
             print(
@@ -510,7 +515,7 @@ class Run:
                 f"--output_dir {self.output_dir} --resume_from_checkpoint latest",
                 file=sys.stderr,
             )
-        sys.exit(128 + self.stop.agreed)
+        raise Stopped(self.stop.agreed)
 
     def finish(self, metrics: dict[str, float], card: hub.Card) -> dict[str, float]:
         """The finished model at the top of output_dir, its figures, curves and card."""

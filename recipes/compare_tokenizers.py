@@ -1,7 +1,11 @@
 """Train each kind of tokenizer on a corpus, and compare how they cut text that was held out.
 
-python recipes/compare_tokenizers.py --train_file my_texts/ --vocab_size 8192  # or nothing, for the built-in corpus
+hf-tiny compare-tokenizers --train_file my_texts/ --vocab_size 8192  # or nothing, for the built-in corpus
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass, replace
 from itertools import islice

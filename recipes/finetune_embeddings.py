@@ -1,8 +1,12 @@
 """Fine-tune an encoder to give sentences embeddings: texts that mean the same lie close to each other.
 
-accelerate launch recipes/finetune_embeddings.py  # built-in pairs: dates in English and Korean, under 2 minutes on 2 cores
-accelerate launch recipes/finetune_embeddings.py --model_name_or_path runs/mine --train_file sts.tsv --label_column score
+hf-tiny finetune-embeddings  # built-in pairs: dates in English and Korean, under 2 minutes on 2 cores
+hf-tiny finetune-embeddings --model_name_or_path runs/mine --train_file sts.tsv --label_column score
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
 

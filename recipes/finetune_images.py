@@ -1,9 +1,13 @@
 """Fine-tune a ViT to give an image one label.
 
-accelerate launch recipes/finetune_images.py  # scikit-learn's digits, from scratch, under a minute on 2 cores
-accelerate launch recipes/finetune_images.py --model_name_or_path runs/vit --train_file my_classes/ --layer_decay 0.75
-accelerate launch recipes/finetune_images.py --model_name_or_path runs/vit --trainable_layers 0  # a linear probe
+hf-tiny finetune-images  # scikit-learn's digits, from scratch, under a minute on 2 cores
+hf-tiny finetune-images --model_name_or_path runs/vit --train_file my_classes/ --layer_decay 0.75
+hf-tiny finetune-images --model_name_or_path runs/vit --trainable_layers 0  # a linear probe
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
 from typing import ClassVar

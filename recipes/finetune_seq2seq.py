@@ -1,9 +1,13 @@
 """Train an encoder-decoder Transformer on pairs of texts: translation, dialogue, restoration.
 
-accelerate launch recipes/finetune_seq2seq.py  # built-in pairs: dates in English to Korean, under 3 minutes on 2 cores
-accelerate launch recipes/finetune_seq2seq.py --train_file train.en train.de --source_lang en --target_lang de
-accelerate launch recipes/finetune_seq2seq.py --model_name_or_path runs/denoised --train_file pairs.tsv
+hf-tiny finetune-seq2seq  # built-in pairs: dates in English to Korean, under 3 minutes on 2 cores
+hf-tiny finetune-seq2seq --train_file train.en train.de --source_lang en --target_lang de
+hf-tiny finetune-seq2seq --model_name_or_path runs/denoised --train_file pairs.tsv
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,9 +1,13 @@
 """Pack a part of a corpus into the cache, where a run with the same text, tokenizer, length and seed finds it.
 
-python recipes/prepare_corpus.py --part 3/16 --train_file my_texts/ --tokenizer_name runs/mine --max_seq_length 128
+hf-tiny prepare-corpus --part 3/16 --train_file my_texts/ --tokenizer_name runs/mine --max_seq_length 128
 
 Each machine can do some of the parts 1/16 to 16/16, in any order; together the files are those that one machine makes.
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
 

@@ -1,11 +1,15 @@
 """Pretrain ELECTRA from raw text.
 
-accelerate launch recipes/pretrain_electra.py  # the built-in corpus, under 10 minutes on 2 cores
-accelerate launch recipes/pretrain_electra.py --train_file my_texts/ --size small --output_dir runs/mine
-accelerate launch recipes/pretrain_electra.py runs/mine/recipe.yaml --resume_from_checkpoint latest
-accelerate launch recipes/pretrain_electra.py --model_name_or_path runs/mine --train_file law --extend_vocab 500
-accelerate launch recipes/pretrain_electra.py --objective two_stage --sharing none --generator_size 1 --output_dir runs/two_stage
+hf-tiny pretrain-electra  # the built-in corpus, under 10 minutes on 2 cores
+hf-tiny pretrain-electra --train_file my_texts/ --size small --output_dir runs/mine
+hf-tiny pretrain-electra runs/mine/recipe.yaml --resume_from_checkpoint latest
+hf-tiny pretrain-electra --model_name_or_path runs/mine --train_file law --extend_vocab 500
+hf-tiny pretrain-electra --objective two_stage --sharing none --generator_size 1 --output_dir runs/two_stage
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
 from typing import ClassVar

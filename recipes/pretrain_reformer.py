@@ -1,9 +1,13 @@
 """Pretrain a Reformer from long raw text: causal (each token from those before it) or masked.
 
-accelerate launch recipes/pretrain_reformer.py  # the built-in corpus, under 10 minutes on 2 cores
-accelerate launch recipes/pretrain_reformer.py --train_file my_books/ --max_seq_length 16384 --tokenizer_model bytes
-accelerate launch recipes/pretrain_reformer.py --full_attention True --output_dir runs/full  # for comparison
+hf-tiny pretrain-reformer  # the built-in corpus, under 10 minutes on 2 cores
+hf-tiny pretrain-reformer --train_file my_books/ --max_seq_length 16384 --tokenizer_model bytes
+hf-tiny pretrain-reformer --full_attention True --output_dir runs/full  # for comparison
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 import math
 from dataclasses import dataclass

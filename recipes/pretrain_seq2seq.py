@@ -1,8 +1,12 @@
 """Pretrain an encoder-decoder Transformer from raw text: it learns to repair what was damaged.
 
-accelerate launch recipes/pretrain_seq2seq.py  # the built-in corpus, a few minutes on 2 cores
-accelerate launch recipes/pretrain_seq2seq.py --train_file my_texts/ --objective spans --output_dir runs/denoised
+hf-tiny pretrain-seq2seq  # the built-in corpus, a few minutes on 2 cores
+hf-tiny pretrain-seq2seq --train_file my_texts/ --objective spans --output_dir runs/denoised
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,9 +1,13 @@
 """Pretrain a ViT on images without labels, as a masked autoencoder: it learns to guess the patches that it cannot see.
 
-accelerate launch recipes/pretrain_vit.py  # scikit-learn's digits, under 2 minutes on 2 cores
-accelerate launch recipes/pretrain_vit.py --train_file my_images/ --size small --output_dir runs/mine
-accelerate launch recipes/pretrain_vit.py runs/mine/recipe.yaml --resume_from_checkpoint latest
+hf-tiny pretrain-vit  # scikit-learn's digits, under 2 minutes on 2 cores
+hf-tiny pretrain-vit --train_file my_images/ --size small --output_dir runs/mine
+hf-tiny pretrain-vit runs/mine/recipe.yaml --resume_from_checkpoint latest
 """
+
+from hf_tiny.flags import begin
+
+begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
 from typing import ClassVar

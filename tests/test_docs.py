@@ -30,7 +30,7 @@ from hf_tiny import arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "hf_of_you"
-ORDER = ("README", "docs/pretraining", "docs/finetuning", "docs/data", "docs/hub", "docs/scaling")  # of what they make
+ORDER = ("README", "docs/pretraining", "docs/finetuning", "docs/data", "docs/hub", "docs/scaling", "docs/api")  # of what they make
 PATIENCE = 300  # seconds: `hf-tiny` starts a launcher, which starts a process that imports everything
 WITHOUT_COMMANDS = ("docs/design", "docs/experiments", "docs/results")
 NOT_RUN = ("make", "pip", "source", "sbatch")  # what builds the environment, and SLURM
@@ -60,7 +60,7 @@ FILES = {
 EVERY_RUN = {  # not part of a walk: what serves all runs in the same way, and what a model's file stands for
     *(
         f"hf_tiny/{name}.py"
-        for name in ("arguments", "processes", "errors", "optim", "evaluation", "metrics", "checkpoint")
+        for name in ("arguments", "flags", "processes", "errors", "optim", "evaluation", "metrics", "checkpoint")
     ),
     *(f"hf_tiny/{name}.py" for name in ("report", "hub", "models/layers", "models/heads")),
 }

@@ -28,7 +28,10 @@ class FinetuneConfig(TransferArguments, TokenizerArguments, TrainConfig):
     """The flags that every fine-tuning recipe for texts has."""
 
     CONFIG: ClassVar[type] = HfTinyElectraConfig
-    MODEL_SIZES: ClassVar[dict[str, dict]] = SIZES[HfTinyElectraConfig]
+    # Fine-tuned models have no generator: its share of the width restricts nothing.
+    MODEL_SIZES: ClassVar[dict[str, dict]] = {
+        size: {**fields, "generator_size": 1.0} for size, fields in SIZES[HfTinyElectraConfig].items()
+    }
     DEFAULTS: ClassVar[dict] = {
         "vocab_size": 4096,
         "num_train_epochs": 5.0,
