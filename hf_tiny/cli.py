@@ -7,6 +7,7 @@ hf-tiny push runs/mine --hub_model_id you/name
 
 import ast
 import importlib
+import logging
 import runpy
 import signal
 import subprocess
@@ -90,6 +91,9 @@ def launch(script: Path, options: Sequence[str], flags: Sequence[str]) -> int:
 
     given = launch_command_parser().parse_args([*options, str(script), *flags])
     given.shutdown_timeout = LONGEST_SAVE
+    given.quiet = False  # the exit code of a single process is in the exception that it would hide
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the recipe has said why it ended
+    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # six lines of defaults
     if (given.num_processes or 1) > 1 and given.config_file is None and not torch.accelerator.is_available():
         given.config_file = str(RECIPES / "accelerate" / "cpu_2proc.yaml")  # without it there would be one process
 

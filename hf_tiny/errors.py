@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+PEER_IS_GONE = "by peer"  # gloo's "Connection closed by peer" and "reset by peer"
+
 
 class InputError(ValueError):
     """What was wrong, where, and what to do. Recipes print it without a traceback and exit with 2."""
@@ -36,6 +38,10 @@ def exit_codes() -> Iterator[None]:
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except RuntimeError as error:
+        if PEER_IS_GONE not in str(error):
+            raise
+        sys.exit(1)  # the process that ended first has said why
     except Stopped as stopped:
         sys.exit(128 + stopped.number)
     except KeyboardInterrupt:

@@ -153,6 +153,9 @@ def test_launched_processes(tmp_path, options):
         refused, _ = hf_tiny_command(*port, *options, *flags)
         assert refused.returncode == 2 and "holds another run" in refused.stderr
         assert "Traceback" not in refused.stderr
+        nothing = ["pretrain-electra", "--train_file", tmp_path / "nothing.txt", "--output_dir", tmp_path / "none"]
+        refused, _ = hf_tiny_command(*port, *options, *nothing)
+        assert refused.returncode == 2 and refused.stderr.splitlines()[-1].startswith("error: --train_file")
     step = checkpoint.step_of(saved)
     again = [*flags, "--resume_from_checkpoint", "latest", "--max_steps", str(step + 2)]
     done, _ = hf_tiny_command(*port, *options, *again)

@@ -30,7 +30,15 @@ from hf_tiny import arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "hf_of_you"
-ORDER = ("README", "docs/pretraining", "docs/finetuning", "docs/data", "docs/hub", "docs/scaling", "docs/api")  # of what they make
+ORDER = (
+    "README",
+    "docs/pretraining",
+    "docs/finetuning",
+    "docs/data",
+    "docs/hub",
+    "docs/scaling",
+    "docs/api",
+)  # of what they make
 PATIENCE = 300  # seconds: `hf-tiny` starts a launcher, which starts a process that imports everything
 WITHOUT_COMMANDS = ("docs/design", "docs/experiments", "docs/results")
 NOT_RUN = ("make", "pip", "source", "sbatch")  # what builds the environment, and SLURM

@@ -105,7 +105,7 @@ def test_the_card_holds_what_was_measured(pushed):
     rows = dict(re.findall(r"^\| (eval_\w+) \| (\S+) \|$", card, re.MULTILINE))
     assert rows == {name: report.number(value) for name, value in results.items() if name.startswith("eval_")}
     assert len(rows) == 9
-    assert "accelerate launch recipes/pretrain_electra.py --output_dir" in card
+    assert "accelerate launch --quiet recipes/pretrain_electra.py --output_dir" in card
     assert "'" + str(run) + "'" in card  # quoted, as its name has a space
     assert f"4 steps, {results['train_tokens']:,} tokens" in card
     assert f"{results['num_parameters']:,} parameters" in card
@@ -166,6 +166,6 @@ def test_code_may_hold_backticks(text, shown):
 
 def test_the_command_of_a_run(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/home/me/repo/recipes/pretrain_vit.py", "--seed", "1"])
-    assert hub.command() == "accelerate launch recipes/pretrain_vit.py --seed 1"
+    assert hub.command() == "accelerate launch --quiet recipes/pretrain_vit.py --seed 1"
     monkeypatch.setattr(sys, "argv", ["/lib/site-packages/hf_tiny/recipes/pretrain_vit.py", "--output_dir", "a b"])
     assert hub.command() == "hf-tiny pretrain-vit --output_dir 'a b'"
