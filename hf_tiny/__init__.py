@@ -9,6 +9,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from .errors import InputError as InputError
 
@@ -88,7 +89,7 @@ class AfterImport(MetaPathFinder):
         if name != self.module:
             return None
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path)
+        spec: Any = PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def execute_and_call(module) -> None:
