@@ -32,13 +32,13 @@ from transformers import PreTrainedModel
 from . import checkpoint
 from .arguments import flag
 from .errors import InputError
-from .report import number
+from .report import compare, number
 
 logger = logging.getLogger(__name__)
 
 TEMPLATES = Path(__file__).with_name("model_cards")  # in a checkout a link
-MEASURED = ("eval_", "test_", "forgetting_")
-BASELINES = ("copy_", "majority")  # figures of somebody who has learned nothing: in the card, not in its index
+MEASURED = ("eval_", "test_", "baseline_", "forgetting_")
+BASELINES = ("majority",)  # figures of somebody who has learned nothing: in the card, not in its index
 SPLITS = {"eval": "validation", "test": "test"}
 NOT_PUSHED = [
     *("checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"),  # the last: what tensorboard reads
@@ -139,7 +139,7 @@ def header(name: str, family: str, figures: dict[str, float], card: Card, flags:
 def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, float], card: Card, flags: dict) -> None:
     """README.md from the template of the card; only what was measured goes in."""
     name, family = output_dir.resolve().name, model.config.model_type.removeprefix("hf_tiny_")
-    figures = {name: value for name, value in results.items() if name.startswith(MEASURED)}
+    figures = {name: value for name, value in results.items() if name.startswith(MEASURED) and name != "baseline_name"}
     data = header(name, family, figures, card, flags).to_yaml()
     fields = {
         **vars(card),
@@ -147,6 +147,7 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
         "name": name,
         "figures": figures,
         "results": results,
+        "comparison": escape(compare(results)),
         "config": model.config.to_dict(),
         "command": command(),
         "hardware": f"{results['num_processes']} process(es) with {results['num_threads']} thread(s) each, {hardware()}",

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
+from .progress import LOWER_IS_BETTER
+
 # Of these figures a curve is drawn.
 SHOWN = ("loss", "accuracy", "auc", "recall", "precision", "entropy", "f1", "uas", "las", "pearson", "bits_per_byte")
 MOST_CLASSES, MOST_COUNTS = 50, 20  # what is readable in a confusion matrix: classes, and classes with their counts
@@ -157,12 +159,31 @@ def fonts_for(text: str) -> list[str] | None:
     return None
 
 
+def compare(results: dict) -> str:
+    """In words, how a model stands beside its baseline; nothing where there is none."""
+    name, worse = results.get("baseline_name"), []
+    if name is None:
+        return ""
+    for key, other in results.items():
+        figure = key.removeprefix("baseline_")
+        own = results.get(figure if figure.startswith("test_") else f"eval_{figure}")
+        if figure != key and own is not None:
+            sign = -1 if figure.endswith(LOWER_IS_BETTER) else 1
+            if not sign * own > sign * other:
+                worse.append(f"{figure} {number(own)} against {number(other)}")
+    if worse:
+        return f"The model does not beat its baseline ({name}): {', '.join(worse)}."
+    return f"The model beats its baseline ({name}) in every figure."
+
+
 def print_summary(output_dir: Path, results: dict[str, float], pipeline: str | None) -> None:
     """A table of the figures, and the commands to run next."""
     line, folder = "=" * 72, str(output_dir)
     print(f"\n{line}")
     for name, value in results.items():
-        print(f"  {name:34s} {number(value):>20}")
+        print(f"  {name:34s} {value if isinstance(value, str) else number(value):>20}")
+    if comparison := compare(results):
+        print(f"{line}\n  {comparison}")
     use = f"from transformers import AutoModel; AutoModel.from_pretrained({folder!r})"
     if pipeline:
         use = f"from transformers import pipeline; pipeline({pipeline!r}, model={folder!r})"
@@ -174,5 +195,5 @@ def print_summary(output_dir: Path, results: dict[str, float], pipeline: str | N
 def print_seeds(summary: dict[str, float]) -> None:
     print(f"\n{summary['seeds']} seeds, mean and deviation:")
     for name, value in summary.items():
-        if name.startswith(("eval_", "test_", "train_runtime")) and not name.endswith("_std"):
+        if name.startswith(("eval_", "test_", "baseline_", "train_runtime")) and f"{name}_std" in summary:
             print(f"  {name:34s} {number(value):>12} ± {number(summary[f'{name}_std'])}")

@@ -112,9 +112,12 @@ def run_seeds(main: Callable, recipe: TrainConfig) -> dict[str, float]:
         set_seed(seed)
         folder = Path(recipe.output_dir) / f"seed-{seed}"
         results.append(main(dataclasses.replace(recipe, seed=seed, seeds=1, output_dir=str(folder))))
-    summary: dict[str, float] = {"seeds": recipe.seeds}
+    summary: dict = {"seeds": recipe.seeds}
     for name in results[0]:
         values = [result[name] for result in results]
+        if isinstance(values[0], str):  # the name of a baseline
+            summary[name] = values[0]
+            continue
         summary |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=min(1, recipe.seeds - 1)))}
     if PartialState().is_main_process:
         (Path(recipe.output_dir) / "all_results.json").write_text(json.dumps(summary, indent=2))

@@ -22,6 +22,7 @@ from hf_tiny.tasks.classify import (
     TextEvaluation,
     is_regression,
     read_texts,
+    text_baseline,
     text_card,
     text_features,
 )
@@ -48,6 +49,7 @@ def main(recipe: Recipe) -> dict[str, float]:
         CollateWindows(tokenizer.pad_token_id),
         lambda split, batches: TextEvaluation(batches, texts[split], labels, split),
         text_card(recipe, texts, labels),
+        lambda: text_baseline(texts, labels),
     )
 
 

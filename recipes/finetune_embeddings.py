@@ -19,6 +19,7 @@ from hf_tiny.tasks.embed import (
     EmbedArguments,
     EmbeddingOn,
     EmbedEvaluation,
+    embed_baseline,
     embed_card,
     embed_features,
     read_text_pairs,
@@ -47,6 +48,7 @@ def main(recipe: Recipe) -> dict[str, float]:
         CollateTextPairs(tokenizer.pad_token_id),
         lambda split, batches: EmbedEvaluation(batches, pairs[split], split),
         embed_card(recipe, pairs),
+        lambda: embed_baseline(pairs),
         SIDES,
     )
 

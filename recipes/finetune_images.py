@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import BaselineArguments, BaselineScores
 from hf_tiny.callbacks import EMA
 from hf_tiny.data.augment import Augment
 from hf_tiny.data.images import ImageBatches, ImageData, read_images
@@ -23,6 +24,7 @@ from hf_tiny.tasks.images import (
     ClassifyImages,
     ImageEvaluation,
     ImageTaskArguments,
+    image_baseline,
     image_card,
     image_size,
     start_classifier,
@@ -38,7 +40,7 @@ PAPER = {"per_device_train_batch_size": 256, "learning_rate": 5e-4, "num_train_e
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(ImageTaskArguments, TransferArguments, TrainConfig):
+class Recipe(ImageTaskArguments, TransferArguments, BaselineArguments, TrainConfig):
     """Fine-tune a ViT to give an image one label."""
 
     CONFIG: ClassVar[type] = HfTinyViTConfig
@@ -79,6 +81,8 @@ def main(recipe: Recipe) -> dict[str, float]:
     processor = start_processor(recipe, config, data["train"])
     model = start_classifier(recipe, config, labels)
     groups, callbacks = prepare(model, recipe)
+    if recipe.baseline:
+        callbacks.append(BaselineScores(lambda: image_baseline(data)))
     changed = ClassifyImages(processor, recipe.seed, Augment(recipe), start_mix(recipe, model.config, labels))
     plain = ClassifyImages(processor, recipe.seed)
     judges = {

@@ -16,7 +16,16 @@ from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
 from hf_tiny.start import start_model, start_tokenizer
 from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
-from hf_tiny.tasks.parse import ABOUT, LinkEvaluation, LinkingOn, ParseArguments, link_card, link_features, read_trees
+from hf_tiny.tasks.parse import (
+    ABOUT,
+    LinkEvaluation,
+    LinkingOn,
+    ParseArguments,
+    link_baseline,
+    link_card,
+    link_features,
+    read_trees,
+)
 from hf_tiny.train import run
 
 
@@ -42,6 +51,7 @@ def main(recipe: Recipe) -> dict[str, float]:
         CollateWindows(tokenizer.pad_token_id, ABOUT),
         lambda split, batches: LinkEvaluation(batches, trees[split], labels, split, recipe.task),
         link_card(recipe, trees, labels),
+        lambda: link_baseline(trees, recipe.task),
     )
 
 

@@ -9,11 +9,11 @@ from hf_tiny.flags import begin
 
 begin(__name__, __file__)  # before the imports below, which take seconds
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import BaselineArguments, BaselineScores
 from hf_tiny.callbacks import AverageCheckpoints
 from hf_tiny.data.batches import BucketedBatches
 from hf_tiny.errors import InputError
@@ -25,6 +25,7 @@ from hf_tiny.tasks.translate import (
     CollatePairs,
     PairArguments,
     PairEvaluation,
+    pair_baseline,
     pair_card,
     pair_features,
     read_pairs,
@@ -37,7 +38,7 @@ PAPER = {"warmup_steps": 4000.0, "max_tokens": 25_000, "vocab_size": 37_000, "ma
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(PairArguments, StartArguments, TokenizerArguments, TrainConfig):
+class Recipe(PairArguments, StartArguments, BaselineArguments, TokenizerArguments, TrainConfig):
     """Train an encoder-decoder Transformer on pairs of texts: translation, dialogue, restoration."""
 
     CONFIG: ClassVar[type] = HfTinySeq2SeqConfig
@@ -88,23 +89,25 @@ def main(recipe: Recipe) -> dict[str, float]:
         train_split = split == "train"
         return BucketedBatches(features[split], collate, size, recipe.max_tokens, seed, train_split, SIDES, vary)
 
-    ((most_frequent, _),) = Counter(pair.target for pair in pairs["train"]).most_common(1)
     written = {"max_new_tokens": recipe.max_target_length, "length_penalty": recipe.length_penalty}
     judges = {
         split: PairEvaluation(
-            batches(split, recipe.per_device_eval_batch_size), pairs[split], most_frequent, split, model, tokenizer,
+            batches(split, recipe.per_device_eval_batch_size), pairs[split], split, model, tokenizer,
             num_beams=recipe.num_beams, **written,
         )
         for split in pairs if split != "train"
     }  # fmt: skip
     dropout = BpeDropout(pairs["train"], tokenizer, recipe) if recipe.bpe_dropout else None
+    callbacks = [AverageCheckpoints(recipe.output_dir, count)] if count > 1 else []
+    if recipe.baseline:
+        callbacks.append(BaselineScores(lambda: pair_baseline(pairs)))
     return train(
         model,
         batches("train", recipe.per_device_train_batch_size, dropout),
         recipe,
         evaluate=judges["validation"],
         test=judges.get("test"),
-        callbacks=[AverageCheckpoints(recipe.output_dir, count)] if count > 1 else [],
+        callbacks=callbacks,
         processor=tokenizer,
         card=pair_card(recipe, pairs["validation"][0].source, recipe.data_name("dates in English and Korean")),
     )

@@ -22,6 +22,7 @@ from hf_tiny.tasks.tag import (
     TagArguments,
     TagEvaluation,
     read_sentences,
+    tag_baseline,
     tag_card,
     tag_features,
     tag_tokenizer,
@@ -50,6 +51,7 @@ def main(recipe: Recipe) -> dict[str, float]:
         CollateWindows(tokenizer.pad_token_id, ABOUT),
         lambda split, batches: TagEvaluation(batches, sentences[split], labels, split, recipe.tag_field),
         tag_card(recipe, sentences, labels),
+        lambda: tag_baseline(sentences, labels),
     )
 
 

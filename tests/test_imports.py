@@ -15,6 +15,7 @@ RECIPES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(
 MODELS, ERRORS = {"models"}, {"errors", "arguments", "flags"}
 MIDDLE = {
     *(
+        "baselines",
         "tokenizer",
         "optim",
         "checkpoint",

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import Baseline, BaselineArguments, BaselineScores
 from hf_tiny.data.batches import Batch, BucketedBatches
 from hf_tiny.data.windows import Feature
 from hf_tiny.errors import InputError
@@ -24,7 +25,7 @@ from hf_tiny.train import TrainConfig, train
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(TransferArguments, TokenizerArguments, TrainConfig):
+class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, TrainConfig):
     """The flags that every fine-tuning recipe for texts has."""
 
     CONFIG: ClassVar[type] = HfTinyElectraConfig
@@ -68,6 +69,7 @@ def fine_tune(
     collate: Callable[[list[Feature]], Batch],
     evaluation: Callable[[str, BucketedBatches], Evaluation],
     card: Card,
+    baseline: Callable[[], Baseline],
     sides: tuple[str, ...] = ("input_ids",),
 ) -> dict[str, float]:
     """Train on the features of `train`. `evaluation(split, batches)` is made for each of the other splits.
@@ -76,6 +78,8 @@ def fine_tune(
     """
     check_features(model, tokenizer, features)
     groups, callbacks = prepare(model, recipe)
+    if recipe.baseline:
+        callbacks.append(BaselineScores(baseline))
     if recipe.measure_forgetting and recipe.model_name_or_path:
         callbacks.append(Forgetting(recipe.model_name_or_path, recipe.measure_forgetting))
 

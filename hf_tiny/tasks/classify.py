@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import report
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import Baseline, fit_texts, sample
 from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.splits import read_splits
@@ -248,6 +249,23 @@ def _predicted(text: Text, prediction: str, score: float | None) -> str | dict:
     return (
         "\t".join(map(str, (text.label, *found.values(), text.text))) if text.kind == LINES else {**text.row, **found}
     )
+
+
+def text_baseline(texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Baseline:
+    numbers = {label: number for number, label in enumerate(labels or [])}
+
+    def gold(part: Sequence[Text]) -> list:
+        return [float(text.label) if labels is None else numbers[text.label] for text in part]
+
+    learned = sample(texts["train"], "texts")
+    name, predict = fit_texts([text.texts for text in learned], gold(learned), regression=labels is None)
+    metric = Regression() if labels is None else Classification()
+    figures = {
+        split: metric.compute(predictions=predict([text.texts for text in part]), references=gold(part))
+        for split, part in texts.items()
+        if split != "train"
+    }
+    return Baseline(name, figures)
 
 
 def text_card(recipe, texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Card:

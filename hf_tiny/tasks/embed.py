@@ -21,6 +21,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from transformers.utils import ModelOutput
 
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import Baseline, TextFeatures, sample
 from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source, pad_right
 from hf_tiny.data.splits import read_splits
@@ -250,10 +251,7 @@ class EmbedEvaluation(Evaluation):
             gold = [self.pairs[example].score for example in results["example"][order]]
             figures = Regression().compute(predictions=cosines(results), references=gold)
             return {**loss, "spearmanr": figures["spearmanr"], "pearson": figures["pearson"]}
-        first, second = results["first"][order], results["second"][order]
-        right = (first * second).sum(1)
-        ranks = np.array([1 + (second @ one > score).sum() for one, score in zip(first, right, strict=True)])
-        return {**loss, "accuracy": share(ranks == 1), "mrr": share(1 / ranks)}
+        return {**loss, **retrieval(results["first"][order] @ results["second"][order].T)}
 
     def report(self, folder: Path) -> None:
         rows = (
@@ -261,6 +259,30 @@ class EmbedEvaluation(Evaluation):
             for pair, cosine in zip(self.pairs, cosines(self.results), strict=True)
         )
         predictions.write(rows, folder, f"{self.split}_predictions")
+
+
+def retrieval(similarities: np.ndarray) -> dict[str, float]:
+    """Of each text (a row) to all second texts, of which that of its own number is the right one."""
+    ranks = 1 + (similarities > similarities.diagonal()[:, None]).sum(1)
+    return {"accuracy": share(ranks == 1), "mrr": share(1 / ranks)}
+
+
+def embed_baseline(pairs: dict[str, list[TextPair]]) -> Baseline:
+    """Cosines of TF-IDF, of characters: the languages of a pair may share no word."""
+    features = TextFeatures("characters").fit([pair.texts for pair in sample(pairs["train"], "pairs")])
+
+    def score(part: Sequence[TextPair]) -> dict[str, float]:
+        texts = [pair.texts for pair in part]
+        if part[0].score is None:
+            first, second = features.sides(texts)
+            return retrieval((first @ second.T).toarray())
+        gold = [pair.score for pair in part]
+        figures = Regression().compute(predictions=features.cosines(texts), references=gold)
+        return {"spearmanr": figures["spearmanr"], "pearson": figures["pearson"]}
+
+    return Baseline(
+        "cosine of TF-IDF of characters", {split: score(part) for split, part in pairs.items() if split != "train"}
+    )
 
 
 def cosines(results: Results) -> np.ndarray:

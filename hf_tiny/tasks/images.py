@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import report
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import Baseline, sample
 from hf_tiny.checkpoint import loaded
 from hf_tiny.data import predictions
 from hf_tiny.data.augment import Augment, AugmentArguments, Mix
@@ -37,13 +38,14 @@ from hf_tiny.models import (
 from hf_tiny.models.vit import patchify, unpatchify
 from hf_tiny.start import IMAGE_CLASSIFIER, base_name, named, pretrained, read_config
 from hf_tiny.tasks import label_names
-from hf_tiny.tasks.classify import TextEvaluation, gold_texts, predict_texts, score_texts
+from hf_tiny.tasks.classify import Classification, TextEvaluation, gold_texts, predict_texts, score_texts
 
 logger = logging.getLogger(__name__)
 
 PATCHES = ((16, 2), (64, 4))  # the shorter side of an image, at most, and its patch; 16 above
 LARGE, USUAL = 64, (224, 224)  # images that are larger have this size unless another is asked for
 DRAWN = 8
+PIXEL_STEPS = 100  # of a regression on pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +277,25 @@ class MaskedImageEvaluation(Evaluation):
             "reconstructed": guessed,
         }
         report.draw_images(folder / "reconstructions.png", rows)
+
+
+def image_baseline(data: dict[str, ImageData]) -> Baseline:
+    """Logistic regression on the pixels, standardised."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    def read(split: str, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        found = data[split][np.asarray(rows)]
+        return found["pixels"].reshape(len(rows), -1).astype(np.float32), found["label"]
+
+    learner = make_pipeline(StandardScaler(), LogisticRegression(max_iter=PIXEL_STEPS, tol=1e-2))
+    learner.fit(*read("train", sample(range(len(data["train"])), "images")))
+    figures = {}
+    for split in data.keys() - {"train"}:
+        pixels, labels = read(split, range(len(data[split])))
+        figures[split] = Classification().compute(predictions=learner.predict(pixels), references=labels)
+    return Baseline("logistic regression on pixels", figures)
 
 
 def image_card(recipe, labels: Sequence[str] | None) -> Card:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import Baseline
 from hf_tiny.data import builtin, conllu, predictions, sources
 from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
@@ -293,6 +294,39 @@ def decode(sentence: Results, task: str) -> tuple[np.ndarray, np.ndarray]:
     scores = sentence["scores"]
     heads = maximum_spanning_tree(scores) if task == "parse" else scores.argmax(1)
     return heads, sentence["best_labels"][np.arange(len(heads)), heads]
+
+
+def link_baseline(trees: dict[str, list[Sentence]], task: str) -> Baseline:
+    """Each word is attached to its neighbour on the side that the treebank prefers, by the most frequent relation; what has no
+    neighbour there is the root. Of subjects: all are omitted."""
+    links = [
+        (head - place, relation)
+        for tree in trees["train"]
+        for place, (head, relation) in enumerate(zip(tree.heads, tree.word_labels, strict=True), 1)
+        if head
+    ]
+    sides = Counter(offset for offset, _ in links if abs(offset) == 1)
+    side = sides.most_common(1)[0][0] if sides else 1
+    usual = Counter(relation for _, relation in links).most_common(1)[0][0] if links else "root"
+
+    def score(part: Sequence[Sentence]) -> dict[str, float]:
+        found, gold = [], []
+        for tree in part:
+            heads = range(1 + side, 1 + side + len(tree.words))
+            heads = [head if head <= len(tree.words) and task == "parse" else 0 for head in heads]
+            found += [(head, usual if head else "root") for head in heads]
+            gold += zip(tree.heads, tree.word_labels, strict=True)
+        pairs = [(*one, *other) for one, other in zip(found, gold, strict=True) if other[0] is not None]
+        heads, relations, gold_heads, gold_relations = map(list, zip(*pairs, strict=True))
+        if task == "subject":
+            return Subjects().compute(predictions=heads, references=gold_heads)
+        return Parsing().compute(
+            predictions=heads, references=gold_heads, relations=relations, reference_relations=gold_relations
+        )
+
+    neighbour = "next" if side == 1 else "previous"
+    name = f"each word depends on the {neighbour} one" if task == "parse" else "every subject is omitted"
+    return Baseline(name, {split: score(part) for split, part in trees.items() if split != "train"})
 
 
 def link_card(recipe, trees: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:

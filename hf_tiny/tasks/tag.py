@@ -17,6 +17,7 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import report
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import Baseline, fit_tags, sample
 from hf_tiny.data import builtin, conllu, predictions, sources
 from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
@@ -347,6 +348,25 @@ def with_spaces(sentence: Sentence, tags: list[str]) -> list[str]:
         following = own.get(place, following if following.startswith("I-") else "O")
         found.append(following)
     return found[::-1]
+
+
+def tag_baseline(sentences: dict[str, list[Sentence]], labels: Sequence[str]) -> Baseline:
+    numbers = {label: number for number, label in enumerate(labels)}
+    learned = sample(sentences["train"], "sentences")
+    predict = fit_tags([one.words for one in learned], [one.word_labels for one in learned])
+
+    def score(part: Sequence[Sentence]) -> dict[str, float]:
+        """Words without a tag are not scored, and no entity reaches over them."""
+        tagged = [list(zip(predict(one.words), one.word_labels, strict=True)) for one in part]
+        scored = [[pair for pair in one if pair[1] is not None] for one in tagged]
+        if is_entity_scheme(labels):
+            found, gold = ([[pair[side] for pair in one] for one in scored] for side in (0, 1))
+            return Entities().compute(predictions=found, references=gold)
+        found, gold = zip(*chain.from_iterable(scored), strict=True)
+        return Tags().compute(predictions=[numbers[tag] for tag in found], references=[numbers[tag] for tag in gold])
+
+    figures = {split: score(part) for split, part in sentences.items() if split != "train"}
+    return Baseline("each word's most frequent tag, of unknown words by suffix", figures)
 
 
 def tag_card(recipe, sentences: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:

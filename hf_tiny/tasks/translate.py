@@ -24,6 +24,7 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import report
 from hf_tiny.arguments import flag
+from hf_tiny.baselines import Baseline
 from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source, pair_batch
 from hf_tiny.data.splits import TextSplitArguments, read_splits
@@ -38,6 +39,7 @@ from hf_tiny.start import ENCODER_DECODER, read_config, start_model
 logger = logging.getLogger(__name__)
 
 SIDES = ("input_ids", "labels")  # what of a feature is padded: for `BucketedBatches`
+COMPARED = 1000  # training pairs by which a baseline is chosen
 SHOWN = 3  # number of examples in the log after each evaluation
 
 
@@ -388,7 +390,7 @@ class DenoisingEvaluation(Evaluation):
 
 
 class PairEvaluation(DenoisingEvaluation):
-    """What the model writes, beside a copy of the source and the most frequent target.
+    """What the model writes.
 
     settings: of `model.generate`, such as num_beams and max_new_tokens.
     """
@@ -397,7 +399,6 @@ class PairEvaluation(DenoisingEvaluation):
         self,
         batches: Source,
         pairs: Sequence[Pair],
-        most_frequent: str,
         split: str,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
@@ -406,8 +407,6 @@ class PairEvaluation(DenoisingEvaluation):
         super().__init__(batches)
         self.pairs, self.split, self.model, self.tokenizer, self.settings = pairs, split, model, tokenizer, settings
         self.references = [pair.target for pair in pairs]
-        self.simple = {"copy": [pair.source for pair in pairs], "majority": [most_frequent] * len(pairs)}
-        self.simple_figures: dict[str, float] = {}
         self.metric = Translation()
 
     def generate(self, model: nn.Module, batch: Batch) -> Results:
@@ -421,11 +420,7 @@ class PairEvaluation(DenoisingEvaluation):
         figures = self.metric.compute(predictions=texts, references=[pair.target for pair in pairs])
         for pair, text in zip(pairs[:SHOWN], texts, strict=False):
             logger.info(f"  {pair.source!r} -> {text!r} (right: {pair.target!r})")
-        if not self.simple_figures:
-            for name, answers in self.simple.items():
-                scores = self.metric.compute(predictions=answers, references=self.references)
-                self.simple_figures |= {f"{name}_{figure}": value for figure, value in scores.items()}
-        return {**super().compute(results), **figures, **self.simple_figures}
+        return {**super().compute(results), **figures}
 
     def report(self, folder: Path) -> None:
         """Tables as they were read, with a column `prediction`; of aligned files the predictions, a line each, in a file
@@ -437,6 +432,21 @@ class PairEvaluation(DenoisingEvaluation):
         predictions.write(rows, folder, f"{self.split}_predictions")
         weights, *tokens = cross_attention(self.model, self.tokenizer, self.pairs[0])
         report.draw_attention(folder / f"{self.split}_attention.png", weights, *tokens)
+
+
+def pair_baseline(pairs: dict[str, list[Pair]]) -> Baseline:
+    """A copy of the source, or always the most frequent target: what has the higher chrF++ on the training data."""
+    metric, usual = Translation(), Counter(pair.target for pair in pairs["train"]).most_common(1)[0][0]
+    ways: dict[str, Callable[[Pair], str]] = {
+        "copying the source": lambda pair: pair.source,
+        "the most frequent target": lambda pair: usual,
+    }
+
+    def score(way: str, part: Sequence[Pair]) -> dict[str, float]:
+        return metric.compute(predictions=list(map(ways[way], part)), references=[pair.target for pair in part])
+
+    best = max(ways, key=lambda way: score(way, pairs["train"][:COMPARED])["chrf"])
+    return Baseline(best, {split: score(best, part) for split, part in pairs.items() if split != "train"})
 
 
 def written_texts(results: Results) -> list[str]:

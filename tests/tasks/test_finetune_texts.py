@@ -63,6 +63,7 @@ def test_several_seeds_share_the_data_and_give_mean_and_deviation(home, tmp_path
     seeds = [folder / name for name in ("seed-42", "seed-43")]
     parts, summary = [results_of(seed) for seed in seeds], results_of(folder)
     assert summary.pop("seeds") == 2
+    assert summary.pop("baseline_name") == parts[0].pop("baseline_name") == parts[1]["baseline_name"]
     assert summary.keys() == {f"{name}{end}" for name in parts[0] for end in ("", "_std")}
     for name in ("eval_loss", "eval_accuracy", "train_steps", "train_tokens"):
         one, other = (part[name] for part in parts)
