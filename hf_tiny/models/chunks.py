@@ -237,7 +237,9 @@ def dense_attention(
     """Softmax over what is `seen` (..., query, key), with the weights. The last query is the last key's token."""
     scores = (query @ key.mT).float().masked_fill(~seen, UNSEEN)
     if alone:
-        scores.diagonal(key.shape[2] - query.shape[2], -2, -1).fill_(ALONE)
+        itself = torch.ones(scores.shape[2:], dtype=torch.bool, device=seen.device)
+        itself = itself.tril(key.shape[2] - query.shape[2]).triu(key.shape[2] - query.shape[2])
+        scores = scores.masked_fill(itself, ALONE)
     weights = dropout(scores.softmax(-1).to(value.dtype))
     return weights @ value, weights
 

@@ -219,6 +219,7 @@ class HfTinyElectraForMaskedLM(EncoderHead, HfTinyElectraPreTrainedModel):
     holds every weight once and loads into each class without renaming."""
 
     output_class = MaskedLMOutput
+    base_model_prefix = ""  # it is its own: no part of it is a model
     _keys_to_ignore_on_load_unexpected = [r"^electra", r"^discriminator", r"^objective"]
 
     def __init__(self, config: HfTinyElectraConfig):
@@ -281,12 +282,14 @@ class JointStep:
     mlm_...: of the generator, at the masked positions only; sampled (masked,): what it put there.
     states (batch, length, hidden), logits (batch, length): of the discriminator.
     counts: of the masked positions and of the tokens that losses are divided by.
+    places (masked,): the masked positions among all of the batch.
     """
 
     masked: Tensor
     original: Tensor
     valid: Tensor | None
     counts: Tensor
+    places: Tensor
     mlm_labels: Tensor
     mlm_states: Tensor | None = None
     mlm_logits: Tensor | None = None
@@ -334,7 +337,7 @@ def masked_rtd_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
 
 def replace_mlm_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """BERT that sees the generator's tokens in the place of [MASK]."""
-    guesses = model.generator_lm_head(model.objective_head(step.states[step.masked]))
+    guesses = model.generator_lm_head(model.objective_head(step.states.flatten(0, 1)[step.places]))
     return step.mlm_loss + cross_entropy(guesses, step.mlm_labels, step.counts[0])
 
 
@@ -351,7 +354,7 @@ def all_tokens_mlm_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
 def adversarial_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """Appendix F: the generator raises the discriminator's loss at what it sampled (REINFORCE), less a learned baseline
     for each position; the more even its distribution, the better. It never sees which tokens were right."""
-    judged, wrong = step.logits[step.masked].detach().float(), step.replaced[step.masked].float()
+    judged, wrong = (x.flatten()[step.places].float() for x in (step.logits.detach(), step.replaced))
     reward = F.binary_cross_entropy_with_logits(judged, wrong, reduction="none")
     guess = model.objective_head(step.mlm_states.detach()).float().squeeze(-1)  # the baseline is -log sigmoid(guess)
     log_probs = step.mlm_logits.float().log_softmax(-1)  # (masked, vocabulary)
@@ -379,6 +382,7 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
     objective: what is minimised in training (one of OBJECTIVES); evaluation always gives the losses of joint training.
     """
 
+    base_model_prefix = "electra"
     _keys_to_ignore_on_load_unexpected = [r"^objective"]
 
     def __init__(self, config: HfTinyElectraConfig):
@@ -432,7 +436,8 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
         objective = self.objective if self.training else OBJECTIVES["joint"]
         masked, tokens = labels.ne(-100), torch.ones_like(labels) if attention_mask is None else attention_mask
         counts = read_counts(num_items_in_batch, masked.sum(), tokens.sum())
-        step = JointStep(masked, torch.where(masked, labels, input_ids), attention_mask, counts, labels[masked])
+        original, places = torch.where(masked, labels, input_ids), masked.flatten().nonzero().squeeze(1)
+        step = JointStep(masked, original, attention_mask, counts, places, labels.flatten()[places])
         with torch.set_grad_enabled(torch.is_grad_enabled() and objective.generator):
             self.predict_masked(step, input_ids, **rest)
         corrupted = self.corrupt(step, sampling_noise)
@@ -452,14 +457,14 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
 
     def predict_masked(self, step: JointStep, input_ids: Tensor, **kwargs) -> None:
         """What the generator says about the masked positions."""
-        step.mlm_states = self.run_generator(input_ids, **kwargs)[step.masked]  # (masked, the generator's width)
+        step.mlm_states = self.run_generator(input_ids, **kwargs).flatten(0, 1)[step.places]  # (masked, its width)
         step.mlm_logits = self.generator_lm_head(self.generator_head(step.mlm_states))  # (masked, vocabulary)
         step.mlm_loss = cross_entropy(step.mlm_logits, step.mlm_labels, step.counts[0])
 
     @torch.no_grad()
     def corrupt(self, step: JointStep, noise: Tensor | None) -> Tensor:
         """The text with tokens of the generator at the masked positions."""
-        noise = torch.rand_like(step.mlm_labels, dtype=torch.float) if noise is None else noise[step.masked]
+        noise = torch.rand_like(step.mlm_labels, dtype=torch.float) if noise is None else noise.flatten()[step.places]
         step.sampled = sample_inverse_cdf(step.mlm_logits, noise)
         corrupted = step.original.masked_scatter(step.masked, step.sampled)
         step.replaced = corrupted.ne(step.original)

@@ -6,12 +6,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput, TokenClassifierOutput
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
 from .layers import Dropout, HfTinyConfig, binary_cross_entropy, cross_entropy, linear_cross_entropy
 
+logger = logging.get_logger(__name__)
 Count = Tensor | int | None  # num_items_in_batch
+COUNTED_ONCE = (
+    "num_items_in_batch is one count of a step with several micro-batches, and this loss has two parts with counts of their "
+    "own: gradients are off by a few percent. Trainer counts labels only: give it larger batches in the place of gradient "
+    "accumulation, or pretrain with recipes/pretrain_electra.py, which is exact."
+)
 
 
 class EncoderConfig(HfTinyConfig):
@@ -39,8 +45,12 @@ def read_counts(num_items_in_batch: Count, *found: Tensor) -> Tensor:
     counts = torch.stack(found).float()
     if num_items_in_batch is not None:
         given = torch.as_tensor(num_items_in_batch, device=counts.device).float().flatten()
-        enough = given.numel() >= len(found)
-        counts = given[: len(found)] if enough else counts * (given / counts[0].clamp(min=1))
+        if given.numel() >= len(found):
+            counts = given[: len(found)]
+        else:
+            if not torch.compiler.is_compiling() and given != counts[0]:
+                logger.warning_once(COUNTED_ONCE)
+            counts = counts * (given / counts[0].clamp(min=1))
     return counts.clamp(min=1)  # without any label the loss is 0
 
 
@@ -93,13 +103,15 @@ def predict_tokens(
     there are labels in training."""
     if labels is None:
         return None, None, layer(x)
-    if layer.training and type(layer) is nn.Linear:  # one that was wrapped (LoRA ...) runs as it is
+    plain = type(layer) is nn.Linear  # one that was wrapped (LoRA ...) runs as it is
+    if layer.training and plain and not torch.compiler.is_compiling():  # sizes that depend on the data split a graph
         known = labels.ne(-100)
         count = count_items(labels, num_items_in_batch)
         return *linear_cross_entropy(x[known], layer, labels[known], count, smoothing), None
     logits = layer(x)
     loss = token_loss(logits, labels, num_items_in_batch, smoothing)
-    return loss, token_loss(logits.detach(), labels, num_items_in_batch) if smoothing else loss.detach(), logits
+    nll = token_loss(logits.detach(), labels, num_items_in_batch) if smoothing else loss.detach()
+    return loss, nll, None if layer.training and plain else logits
 
 
 class EncoderHead:

@@ -10,8 +10,8 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .electra import HfTinyElectraConfig, HfTinyElectraModel
-from .heads import Count, LinkingHead, count_items
-from .layers import HfTinyConfig, HfTinyPreTrainedModel, cross_entropy
+from .heads import Count, LinkingHead, count_items, token_loss
+from .layers import HfTinyConfig, HfTinyPreTrainedModel
 from .reformer import HfTinyReformerConfig, HfTinyReformerModel
 
 __all__ = ["HfTinyTokenLinkingConfig", "HfTinyTokenLinkingModel"]
@@ -121,11 +121,11 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
         logits, words, places = self.head(x, word_spans)
         loss = None
         if heads is not None:
-            known = heads.ne(-100)  # (batch, words)
-            batch, word = known.nonzero(as_tuple=True)
-            label_logits = self.head.labels_of(words[batch, word], places[batch, heads[batch, word]])
+            unknown = heads.eq(-100)  # (batch, words)
+            chosen = places.take_along_dim(heads.masked_fill(unknown, 0)[:, :, None], dim=1)
+            label_logits = self.head.labels_of(words, chosen)  # (batch, words, labels)
             count = count_items(heads, num_items_in_batch)
-            loss = cross_entropy(logits[known], heads[known], count) + cross_entropy(label_logits, labels[known], count)
+            loss = token_loss(logits, heads, count) + token_loss(label_logits, labels.masked_fill(unknown, -100), count)
         return HfTinyTokenLinkingOutput(
             loss=loss,
             logits=logits,

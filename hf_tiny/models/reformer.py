@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .chunks import Visibility, chunked_attention, dense_attention, full_attention, sort_tokens
@@ -30,6 +32,7 @@ __all__ = [
     "HfTinyReformerModel",
 ]
 
+logger = logging.get_logger(__name__)
 LAYERS = ("lsh", "local")
 THETA = 10_000.0  # of rotary positions
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
@@ -115,9 +118,9 @@ class SharedInputs:
 
     real (batch, past + length): which tokens are not padding.
     angles: of rotary positions.
-    seed: of rotations and dropout; None outside of training.
     dense: attend over every pair of tokens, those out of reach masked, and give the weights.
     padded: whether some tokens may be padding.
+    seed: of rotations and dropout; None outside of training.
     buckets: of each LSH layer, once it has run: what is computed backwards differs in its last digits, and must not fall into
         other buckets than in the forward pass.
     """
@@ -125,20 +128,28 @@ class SharedInputs:
     real: Tensor
     angles: tuple[Tensor, Tensor] | None
     num_hashes: int
-    seed: int | None
     dense: bool
     padded: bool = True
     past_key_values: Cache | None = None
+    seed: int | None = None
     buckets: dict[int, Tensor] = field(default_factory=dict)
+
+
+def hashed(bits: Tensor | int) -> Tensor | int:
+    """32 bits as others."""
+    for factor in (0x7FEB352D, 0x46A7F1B5, 0x5BD1E995):
+        bits = (bits ^ (bits >> 16)) * factor & 0xFFFFFFFF
+    return bits ^ (bits >> 15)
 
 
 def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     """Standard normal numbers that depend on the seed alone: on every device the same, and no random stream moves. More
     rows (in the first dimension) leave those before them as they are."""
-    bits = torch.arange(torch.Size(shape).numel(), device=device) + (seed * 0x9E3779B1 & 0xFFFFFFFF)
-    for factor in (0x7FEB352D, 0x46A7F1B5, 0x5BD1E995):  # a hash of 32 bits
-        bits = (bits ^ (bits >> 16)) * factor & 0xFFFFFFFF
-    uniform = ((bits ^ (bits >> 15)).double() + 0.5) / 2**32
+    count, start = torch.Size(shape).numel(), seed * 0x9E3779B1 & 0xFFFFFFFF
+    if torch.onnx.is_in_onnx_export():  # it has no such function: there they are constants
+        normal = [NormalDist().inv_cdf((hashed(start + i) + 0.5) / 2**32) for i in range(count)]
+        return torch.tensor(normal, device=device).view(shape)
+    uniform = (hashed(torch.arange(count, device=device) + start).double() + 0.5) / 2**32
     return torch.special.ndtri(uniform).float().view(shape)
 
 
@@ -244,7 +255,9 @@ class LSHAttention(ReformerAttention):
         rounds = shared.num_hashes if length > 2 * chunk else 1  # in two chunks, all is in reach
         if self.config.bucket_factors is None:  # the power of two at or below the number of chunks, or twice that
             less = 0 if self.across else 1
-            bits, most = torch.frexp(chunks.float()).exponent - less, (-(-length // chunk)).bit_length() - less
+            most = (-(-length // chunk)).bit_length()
+            powers = 2 ** torch.arange(most, device=x.device)
+            bits, most = (chunks[..., None] >= powers).sum(-1) - less, most - less
             factors = [(2 ** (bits - done).clamp(0, FACTOR), 2**FACTOR) for done in range(0, most, FACTOR)]
         else:
             factors = [(torch.full_like(chunks, factor), factor) for factor in self.config.bucket_factors]
@@ -431,7 +444,6 @@ class HfTinyReformerPreTrainedModel(PreTrainedModel):
 
 
 class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
-    # Accepted and without effect: reversible layers keep less than checkpoints would.
     gradient_checkpointing = False
     _keys_to_ignore_on_load_unexpected = [r"^lm_head"]
 
@@ -481,27 +493,44 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         angles = None
         if config.position_embedding_type == "rotary":
             angles = rotary_angles(position_ids, config.head_size, THETA, x.dtype)
-        seed = int(torch.randint(2**31, ())) if self.training else None
-        dense = with_weights or config._attn_implementation == "eager"
+        # ONNX has no place for the attention of chunks.
+        dense = with_weights or config._attn_implementation == "eager" or torch.onnx.is_in_onnx_export()
         padded = attention_mask is not None
-        shared = SharedInputs(real, angles, num_hashes or config.num_hashes, seed, dense, padded, past_key_values)
-        dtype, x = x.dtype, x.float()  # what is computed backwards must not lose digits
-        states, attentions = [x], []
-        plain = with_states or with_weights or past_key_values is not None or torch.compiler.is_compiling()
-        if torch.is_grad_enabled() and not plain:
-            refuse_what_cannot_work(self.layers)
-            x = Reversible.apply(x, self.layers, shared, *self.layers.parameters())
-        else:
-            x1, x2 = x.chunk(2, dim=-1)
-            for block in self.layers:
-                x1, x2, weights = block(x1, x2, shared)
-                attentions.append(weights)
-                if with_states:
-                    states.append(torch.cat((x1, x2), dim=-1))
-            x = torch.cat((x1, x2), dim=-1)
-        x = self.dropout(self.norm(x.to(dtype)))
+        shared = SharedInputs(real, angles, num_hashes or config.num_hashes, dense, padded, past_key_values)
+        learning = (self.training or torch.is_grad_enabled()) and not torch.compiler.is_exporting()
+        run = self.run_layers_uncompiled if learning else self.run_layers
+        # What is computed backwards must not lose digits.
+        states, attentions = run(x.float(), shared, with_states, with_weights)
+        x = self.dropout(self.norm(states[-1].to(x.dtype)))
         states = (*states[:-1], x) if with_states else None
         return BaseModelOutputWithPast(x, past_key_values, states, tuple(attentions) if with_weights else None)
+
+    def run_layers(
+        self, x: Tensor, shared: SharedInputs, with_states: bool, with_weights: bool
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The states (batch, length, hidden) before and after each layer, the last of them at least, and the weights of its
+        attention."""
+        plain = with_states or with_weights or shared.past_key_values is not None or torch.compiler.is_exporting()
+        if self.training:
+            shared.seed = int(torch.randint(2**31, ()))
+        if self.gradient_checkpointing:
+            logger.warning_once(
+                "Gradient checkpointing has no effect on a Reformer: its reversible layers keep less than checkpoints would."
+            )
+        if torch.is_grad_enabled() and not plain:
+            refuse_what_cannot_work(self.layers)
+            return [Reversible.apply(x, self.layers, shared, *self.layers.parameters())], []
+        states, attentions = [x], []
+        x1, x2 = x.chunk(2, dim=-1)
+        for block in self.layers:
+            x1, x2, weights = block(x1, x2, shared)
+            attentions.append(weights)
+            if with_states or block is self.layers[-1]:
+                states.append(torch.cat((x1, x2), dim=-1))
+        return states, attentions
+
+    # Reversible layers start the random numbers of each layer anew, and inductor's gradients of attention in chunks are wrong.
+    run_layers_uncompiled = torch.compiler.disable(run_layers)
 
 
 class ReformerLM(HfTinyReformerPreTrainedModel):
@@ -537,6 +566,7 @@ class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Count = None,
+        num_hashes: int | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """
@@ -545,7 +575,7 @@ class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
             stays: from the third chunk on always with `num_buckets` in the config, otherwise until the number of chunks has
             doubled.
         """
-        outputs = self.reformer(input_ids, attention_mask, return_dict=True, **kwargs)
+        outputs = self.reformer(input_ids, attention_mask, num_hashes=num_hashes, return_dict=True, **kwargs)
         x = outputs.last_hidden_state
         if labels is None:
             x = slice_logits_to_keep(x, logits_to_keep)

@@ -1,5 +1,6 @@
 """ELECTRA against transformers' own, and everything that other reimplementations got wrong."""
 
+import logging
 import math
 
 import numpy as np
@@ -18,7 +19,7 @@ from transformers import (
     ElectraForPreTraining,
 )
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForMaskedLM, HfTinyElectraForPreTraining, InputError
 from hf_tiny.convert import electra_from_native
 from hf_tiny.data.masking import MaskTokens
 from hf_tiny.models import SIZES as PRESETS
@@ -508,6 +509,27 @@ def test_a_joint_checkpoint_loads_into_every_class(mode, tmp_path):
         assert not any(info.values()), info
         with torch.no_grad():
             assert_close(reloaded(**arguments).logits, found(**arguments).logits, 1e-6)
+
+
+@every_mode
+def test_the_base_model_can_be_saved(mode, tmp_path):
+    """Of the generator alone it is the model itself."""
+    for joint in (build(mode), HfTinyElectraForMaskedLM(build(mode).config)):
+        joint.base_model.save_pretrained(tmp_path / type(joint).__name__)
+        loaded = type(joint.base_model).from_pretrained(tmp_path / type(joint).__name__)
+        expected = joint.base_model.state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_one_count_for_two_losses_is_warned_of(caplog):
+    """As Trainer gives it: exact for one batch, in proportion for several."""
+    logging.Logger.warning_once.cache_clear()
+    model, batch = build("embeddings"), batch_of()
+    masked = int(batch["labels"].ne(-100).sum())
+    model(**batch, num_items_in_batch=torch.tensor(masked))
+    assert not caplog.records
+    model(**batch, num_items_in_batch=torch.tensor(2 * masked))
+    assert "gradients are off by a few percent" in caplog.text
 
 
 @every_mode

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fixtures.tiny_models import VIT, assert_close, randomised
+from fixtures.tiny_models import REFORMER, VIT, assert_close, randomised
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
@@ -25,6 +25,8 @@ from hf_tiny import (
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
     HfTinyElectraModel,
+    HfTinyReformerConfig,
+    HfTinyReformerForSequenceClassification,
     HfTinyTokenLinkingConfig,
     HfTinyTokenLinkingModel,
     HfTinyViTConfig,
@@ -226,11 +228,14 @@ def classifier(kind: str, **config) -> tuple[torch.nn.Module, dict[str, Tensor]]
     """A classifier of texts or of images, and a batch of 4."""
     if kind == "texts":
         return randomised(HfTinyElectraForSequenceClassification(HfTinyElectraConfig(**SIZES, **config))), batch_of()
+    if kind == "long texts":
+        model = HfTinyReformerForSequenceClassification(HfTinyReformerConfig(**{**REFORMER, **config}))
+        return randomised(model), {"input_ids": batch_of()["input_ids"] % REFORMER["vocab_size"]}
     model = HfTinyViTForImageClassification(HfTinyViTConfig(**{**VIT, **config}))
     return randomised(model), {"pixel_values": torch.randn(4, 1, 4, 8)}
 
 
-@pytest.mark.parametrize("kind", ["texts", "images"])
+@pytest.mark.parametrize("kind", ["texts", "long texts", "images"])
 def test_problem_types(kind):
     """Of classifiers of texts and of images, against the losses of PyTorch that transformers takes for them."""
     several = torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]])

@@ -501,6 +501,64 @@ def test_torch_compile(model):
         assert_close(main_output(compiled(**batch)), main_output(model(**batch)), 1e-6)
 
 
+ONE_LAYER = {
+    HfTinyElectraConfig: {"num_hidden_layers": 1},
+    HfTinySeq2SeqConfig: {"encoder_layers": 1, "decoder_layers": 1},
+    HfTinyReformerConfig: {"attn_layers": ["lsh"]},
+    HfTinyTokenLinkingConfig: {"encoder": {"num_hidden_layers": 1}},
+    HfTinyViTConfig: {"num_hidden_layers": 1, "decoder_num_hidden_layers": 1},
+}
+
+
+def five_steps(model: PreTrainedModel, forward) -> list[tuple[float, dict[str, Tensor]]]:
+    """The loss and the gradients of each."""
+    results, optimizer = [], torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = inputs(type(model), model.config, training=True)
+    for step in range(5):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = forward(**batch).loss
+        loss.backward()
+        results.append((loss.item(), {name: one.grad.clone() for name, one in model.named_parameters()}))
+        optimizer.step()
+    return results
+
+
+def assert_same_steps(model: PreTrainedModel, **how) -> None:
+    """Compiled and not."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    other = copy.deepcopy(model)
+    found, expected = five_steps(model, torch.compile(model, **how)), five_steps(other, other)
+    for (loss, grads), (eager_loss, eager_grads) in zip(found, expected, strict=True):
+        assert loss == pytest.approx(eager_loss, rel=1e-5)
+        for name, gradient in eager_grads.items():
+            assert (grads[name] - gradient).abs().max() < 1e-4 * gradient.abs().max() + 1e-7, name
+
+
+@pytest.mark.parametrize("case", EXPORTED, indirect=True)
+def test_training_is_one_graph(model):
+    """But for the places that ELECTRA masks, whose number is in the data, and a Reformer's layers, which stay out. Dynamo meets
+    the first twice, in `forward` and in its decorator; the second also in the model inside."""
+    assert_same_steps(model.train(), backend="eager")
+    known = {HfTinyElectraConfig: 2, HfTinyReformerConfig: 4}
+    assert sum(torch._dynamo.utils.counters["graph_break"].values()) == known.get(type(model.config), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAMILIES)
+def test_compiled_steps(case):
+    (config_class, _, model_class), variant = case
+    model = model_class(tiny_config(config_class, variant, initializer_range=0.2, **ONE_LAYER[config_class]))
+    assert_same_steps(model.train(), backend="inductor")
+
+
+@pytest.mark.slow
+def test_compiled_steps_of_a_reformer_in_eval_mode():
+    model = HfTinyReformerForCausalLM(tiny_config(HfTinyReformerConfig, initializer_range=0.2))
+    assert_same_steps(model.eval(), backend="inductor")
+
+
 # The checkpoint's own code
 
 LOAD_REMOTE = """

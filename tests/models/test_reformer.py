@@ -1,6 +1,7 @@
 """The Reformer: what transformers' own gets wrong, and what the paper promises."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -518,6 +519,27 @@ def test_generate():
     mask = padded.ne(0).long()
     assert torch.equal(model.generate(padded, attention_mask=mask, **settings)[:, 3:], found)
     assert model.generate(ids, num_beams=2, **settings).shape == (2, 32)
+
+
+@torch.no_grad()
+def test_generate_with_more_hashes():
+    """All are in reach of 8 rounds of this text, and not of one."""
+    model, prompt = build(num_hashes=1), tokens(1, 24)
+    found = [model.generate(prompt, max_new_tokens=12, num_hashes=count, use_cache=False) for count in (1, 8)]
+    assert torch.equal(found[0], model.generate(prompt, max_new_tokens=12, use_cache=False))
+    model.config.num_hashes = 8
+    assert torch.equal(found[1], model.generate(prompt, max_new_tokens=12, use_cache=False))
+    assert not torch.equal(*found)
+
+
+def test_gradient_checkpointing_says_that_it_has_no_effect(caplog):
+    logging.Logger.warning_once.cache_clear()
+    model = build().train()
+    expected = gradients(model)
+    assert not caplog.records
+    model.gradient_checkpointing_enable()
+    assert largest(gradients(model), expected) == 0
+    assert "Gradient checkpointing has no effect on a Reformer" in caplog.text
 
 
 @both_kinds

@@ -27,6 +27,7 @@ from hf_tiny import (
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
     HfTinyElectraModel,
+    HfTinyReformerForCausalLM,
     HfTinyReformerModel,
     HfTinySeq2SeqForConditionalGeneration,
     HfTinyViTForImageClassification,
@@ -39,7 +40,12 @@ TASKS = {
     HfTinyElectraForTokenClassification: {"task_type": "TOKEN_CLS", "exclude_modules": ["classifier"]},
     HfTinySeq2SeqForConditionalGeneration: {"task_type": "SEQ_2_SEQ_LM"},
 }
-ONNX = (HfTinyElectraForPreTraining, HfTinyViTForImageClassification, HfTinyViTForMaskedImageModeling)
+ONNX = (
+    HfTinyElectraForPreTraining,
+    HfTinyReformerForCausalLM,
+    HfTinyViTForImageClassification,
+    HfTinyViTForMaskedImageModeling,
+)
 LORA = FAMILIES + [case for case in FIRST if case.values[0][0][2] in TASKS and case not in FAMILIES]
 LORA += [case for case in CASES if case.values[0][0][2] is HfTinyElectraForPreTraining and case not in LORA]  # sharing
 
@@ -134,11 +140,13 @@ def test_device_maps(model, auto_class, tmp_path):
 
 @pytest.mark.parametrize("case", [one for one in FIRST if one.values[0][0][2] in ONNX], indirect=True)
 def test_onnx(model, tmp_path):
-    """For any number of rows, and of tokens; what it says is compared with another size than it was exported with."""
-    batch = inputs(type(model), model.config)
-    free = {
-        name: {0: "rows", 1: "tokens"} for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch
-    }
+    """For any number of rows, and of tokens; what it says is compared with another size than it was exported with. The
+    number of a Reformer's buckets follows the number of tokens, which is fixed."""
+    batch, texts = inputs(type(model), model.config), {0: "rows", 1: "tokens"}
+    if type(model) is HfTinyReformerForCausalLM:
+        texts = {0: "rows"}
+        del batch["token_type_ids"]
+    free = {name: texts for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
     free |= {name: {0: "rows"} for name in ("pixel_values", "ids_keep") if name in batch}
     torch.onnx.export(model, (), tmp_path / "model.onnx", kwargs=batch, dynamic_shapes=free, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
