@@ -5,6 +5,7 @@ transformers is imported before it is used: they take seconds.
 """
 
 import importlib
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
@@ -14,6 +15,11 @@ from typing import Any
 from .errors import InputError as InputError
 
 __version__ = "0.1.0"
+
+# Before torch is loaded. A thread that waits for the others spins; beside another busy program that costs nine tenths of the
+# speed unless it soon gives way (benchmarks/contention.py).
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Every recipe that trains is a function, too.
 RECIPES = sorted(

@@ -125,3 +125,13 @@ def test_nan_stops_the_run_and_keeps_the_last_checkpoint(tmp_path, processes):
         assert "Traceback" not in ended.err
     assert [path.name for path in checkpoint.checkpoints(run)] == ["checkpoint-4"]
     assert checkpoint.damage(run / "checkpoint-4") is None
+
+
+@pytest.mark.parametrize(("asked", "spins"), [({}, "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")])
+def test_threads_soon_give_way_to_other_programs(asked, spins):
+    """libgomp itself says how long a thread that waits spins; what a person has set holds."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    variables = {**others, "OMP_DISPLAY_ENV": "VERBOSE", **asked}
+    command = [sys.executable, "-c", "import hf_tiny, torch"]
+    said = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stderr
+    assert f"GOMP_SPINCOUNT = '{spins}'" in said
