@@ -64,7 +64,7 @@ def no_column(folder):
 
 def not_utf8(folder):
     (folder / "latin.txt").write_bytes("good line\ncaf\u00e9\n".encode("latin-1"))
-    words = [f"{folder / 'latin.txt'}:2", "offset 13", "not UTF-8", "--encoding_errors replace"]
+    words = [f"{folder / 'latin.txt'}:2", "offset 13", "not UTF-8", "--encoding cp1252, in which it begins 'café'"]
     return ["--train_file", folder / "latin.txt"], words
 
 

@@ -1,12 +1,12 @@
 """Sentences whose words have labels: treebanks in CoNLL-U or KLUE's format, and Korean morphemes, read and written back."""
 
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hf_tiny.data import sources
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.errors import InputError
 
 COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
@@ -53,12 +53,12 @@ class Sentence:
 
 
 def read_treebank(
-    path: str, encoding_errors: str, counts: Counter, sentence: Callable[[list[list[str]], str], dict]
+    path: str, decoding: Decoding, sentence: Callable[[list[list[str]], str], dict]
 ) -> Iterator[Sentence]:
     """The sentences of a file. `sentence(rows, name)` gives what a task takes from the columns of the words; `name` is for
     messages."""
     kind = sources.kind(path)
-    for block in blocks(sources.numbered_lines(path, encoding_errors, counts)):
+    for block in blocks(sources.numbered_lines(path, decoding)):
         rows = words(block, path, LAYOUTS[kind])
         if rows:
             place = f"{path}:{block[0][0]}"

@@ -32,6 +32,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_tiny.arguments import flag
 from hf_tiny.data import builtin, packing, sources
 from hf_tiny.data.batches import Batch, Batches, Source
+from hf_tiny.data.encoding import Decoding, EncodingArguments
 from hf_tiny.data.packing import Packing, Reading, Shard
 from hf_tiny.data.stream import Mixture, StreamedBatches, first_blocks
 from hf_tiny.errors import InputError
@@ -46,7 +47,7 @@ FEW_DOCUMENTS = 100  # With fewer, what is held out is not whole documents.
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusArguments:
+class CorpusArguments(EncodingArguments):
     """Which text, and how it becomes blocks. With neither files nor a dataset the built-in corpus is used."""
 
     GROUP: ClassVar[str] = "data"
@@ -60,11 +61,6 @@ class CorpusArguments:
     text_column: str = flag("text", "The column of a table that holds the text.")
     sample_by: str = flag(
         "line", "What is a document in a text file: a line, a paragraph, or document (all).", choices=packing.SAMPLE_BY
-    )
-    encoding_errors: str = flag(
-        "strict",
-        "Bytes that are not UTF-8: strict stops, replace counts and replaces them.",
-        choices=sources.ENCODING_ERRORS,
     )
     max_seq_length: int = flag(128, "Tokens in a block, special tokens included.", low=8)
     validation_split_percentage: float = flag(
@@ -102,7 +98,7 @@ class Corpus:
         if arguments.validation_file and not (arguments.train_file or arguments.dataset_name):
             raise InputError("--validation_file needs --train_file or --dataset_name beside it.")
         shards, validation_shards = _split_shards(arguments)
-        reading = Reading(arguments.text_column, arguments.sample_by, arguments.encoding_errors)
+        reading = Reading(arguments.text_column, arguments.sample_by, arguments.decoding)
         if validation_shards:
             return {"train": (shards, reading), "validation": (validation_shards, reading)}
         percentage = arguments.validation_split_percentage
@@ -222,7 +218,8 @@ class Corpus:
 
 def _split_shards(arguments: CorpusArguments) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
     """To train on and, if there is text for that, to evaluate on."""
-    cut = partial(_shards, mark=b"\n\n" if arguments.sample_by == "paragraph" else b"\n")
+    mark = b"\n\n" if arguments.sample_by == "paragraph" else b"\n"
+    cut = partial(_shards, decoding=arguments.decoding, mark=mark)
     validation_shards = cut(sources.expand(arguments.validation_file or [], "--validation_file", SUPPORTED))
     if arguments.train_file:
         return cut(sources.expand(arguments.train_file, "--train_file", SUPPORTED)), validation_shards
@@ -238,11 +235,11 @@ def _split_shards(arguments: CorpusArguments) -> tuple[tuple[Shard, ...], tuple[
     return own["train"], validation_shards or own.get("validation", ())
 
 
-def _shards(paths: list[str], mark: bytes) -> tuple[Shard, ...]:
+def _shards(paths: list[str], decoding: Decoding, mark: bytes) -> tuple[Shard, ...]:
     """Small files share a shard, so that little is left over when it is packed."""
     shards, shard = [], []
     for number, path in enumerate(paths):
-        for part in sources.parts(path, SHARD_BYTES, number, mark):
+        for part in sources.parts(path, SHARD_BYTES, decoding, number, mark):
             shard.append(part)
             if sum(part.size for part in shard) >= SHARD_BYTES:
                 shards.append(tuple(shard))

@@ -24,6 +24,7 @@ from hf_tiny.arguments import flag
 from hf_tiny.data import sources
 from hf_tiny.data.augment import Augment
 from hf_tiny.data.batches import Batches
+from hf_tiny.data.encoding import Decoding, open_bytes
 from hf_tiny.data.splits import SPLITS, SplitArguments, check, finish
 from hf_tiny.errors import InputError
 
@@ -176,7 +177,7 @@ def _idx_images(path: str, option: str, labelled: bool) -> list[LabelledImage]:
 
 
 def _read_idx(path: str, axes: tuple[int, ...]) -> np.ndarray:
-    with sources.readable(path), sources.open_bytes(path) as file:
+    with sources.readable(path), open_bytes(path) as file:
         raw = file.read()
     if raw[:3] != b"\0\0\x08" or raw[3] not in axes:
         raise InputError(
@@ -191,7 +192,7 @@ def _read_idx(path: str, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _table_images(path: str, arguments: ImageArguments, labelled: bool) -> Iterator[LabelledImage]:
-    for place, row in sources.table_rows(path, "strict", Counter()):
+    for place, row in sources.table_rows(path, Decoding()):
         cell, label = sources.cell(row, arguments.image_column, place, "--image_column"), None
         if labelled:
             label = sources.cell(row, arguments.label_column, place, "--label_column")

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import tokenizers
 
 from hf_tiny.data import sources
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.sources import Part
 
 FORMAT_VERSION = 3  # Raise it when the same text and settings give other blocks than before.
@@ -36,7 +37,7 @@ class Reading:
 
     text_column: str
     sample_by: str
-    encoding_errors: str
+    decoding: Decoding
     held_out: float = 0.0
     by_document: bool = True
 
@@ -113,7 +114,8 @@ def read_texts(shard: Shard, reading: Reading, counts: Counter) -> Texts:
 
 
 def _row_texts(part: Part, reading: Reading, counts: Counter) -> Texts:
-    for place, row in sources.rows(part, reading.encoding_errors, counts, [reading.text_column]):
+    decoding = replace(reading.decoding, counts=counts)
+    for place, row in sources.rows(part, decoding, [reading.text_column]):
         text = sources.text_cell(row, reading.text_column, place, "--text_column")
         if text and not text.isspace():
             yield True, text
@@ -124,8 +126,9 @@ def _row_texts(part: Part, reading: Reading, counts: Counter) -> Texts:
 def _file_texts(part: Part, reading: Reading, counts: Counter) -> Texts:
     pieces, size, line_start, limit = [], 0, True, sources.PIECE_BYTES
     starts = part.start == 0 or reading.sample_by != "document"
-    for place, raw in sources.raw_lines(part, limit):
-        text = sources.decode(raw, place, reading.encoding_errors, counts).strip()
+    decoding = replace(reading.decoding, counts=counts)
+    for place, raw in sources.raw_lines(part, decoding, limit):
+        text = decoding.text(raw, place).strip()
         ends = line_start and (reading.sample_by == "line" or (reading.sample_by == "paragraph" and not text))
         if ends or size >= limit:
             if pieces:

@@ -4,13 +4,12 @@ A file is read as a whole or in parts (`parts`), each by itself. Each mistake is
 """
 
 import csv
-import gzip
 import hashlib
+import io
 import json
 import os
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,16 +17,16 @@ from functools import lru_cache
 from glob import glob
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet
 from datasets.exceptions import DatasetGenerationError
 
+from hf_tiny.data.encoding import UTF8, Decoding, Recoded, is_gzip, open_bytes
 from hf_tiny.errors import InputError
 
-ENCODING_ERRORS = ("strict", "replace")
 TEXT = ".txt"
 HUB = ".hub"  # stands where a file has its suffix: this is a split of a dataset on the Hub, to be streamed
 PIECE_BYTES = 1 << 16  # Longer lines of a text file may be read in pieces.
@@ -56,7 +55,7 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         path, start = self.part.path, self.part.start
-        lines = raw_lines(Part(path, stop=start), PIECE_BYTES) if start else ()
+        lines = raw_lines(Part(path, stop=start), Decoding(), PIECE_BYTES) if start else ()
         before = sum(raw.endswith(b"\n") for _, raw in lines)
         return f"{path}:{before + self.number}"
 
@@ -90,12 +89,11 @@ def kind(path: str | Path) -> str:
     return Path(str(path).lower().removesuffix(".gz")).suffix
 
 
-def is_gzip(path: str) -> bool:
-    return path.lower().endswith(".gz")
-
-
-def open_bytes(path: str):
-    return (gzip.open if is_gzip(path) else open)(path, "rb")
+def open_text(path: str, decoding: Decoding) -> BinaryIO:
+    """The bytes of a text file; those of another encoding become UTF-8."""
+    file = open_bytes(path)
+    encoding = decoding.encoding_of(file)
+    return file if encoding == UTF8 else io.BufferedReader(Recoded(file, path, encoding, decoding))
 
 
 @contextmanager
@@ -107,14 +105,17 @@ def readable(path: str) -> Iterator[None]:
         raise InputError(f"{path}: the file cannot be read: {error}") from error
 
 
-def parts(path: str, size: int, number: int = 0, mark: bytes = b"\n") -> Iterator[Part]:
-    """A file cut into parts of about `size` bytes; a text file after a `mark`, such as the end of a line."""
+def parts(path: str, size: int, decoding: Decoding, number: int = 0, mark: bytes = b"\n") -> Iterator[Part]:
+    """A file cut into parts of about `size` bytes; a text file after a `mark`, such as the end of a line. What is
+    compressed or in another encoding than UTF-8 stays whole."""
     with readable(path):
         version, total = os.stat(path).st_mtime_ns, os.path.getsize(path)
-        if is_gzip(path) or kind(path) in (".csv", ".tsv") or (kind(path) in JSON and _is_list(path)):
+        if is_gzip(path) or kind(path) in (".csv", ".tsv"):
             ranges = iter([(0, sys.maxsize, total)])
         elif kind(path) in GROUP_SIZES:
             ranges = _group_ranges(GROUP_SIZES[kind(path)](path), size)
+        elif not _is_utf8(path, decoding) or (kind(path) in JSON and _is_list(path, decoding)):
+            ranges = iter([(0, sys.maxsize, total)])
         else:
             ranges = _byte_ranges(path, size, total, mark)
         for start, stop, bytes_ in ranges:
@@ -153,11 +154,12 @@ def _last_break(window: bytes) -> int:
 # Lines
 
 
-def raw_lines(part: Part, limit: int = sys.maxsize) -> Iterator[tuple[Place, bytes]]:
-    """The lines of a part, with their line breaks; a line longer than the limit comes in pieces."""
+def raw_lines(part: Part, decoding: Decoding, limit: int = sys.maxsize) -> Iterator[tuple[Place, bytes]]:
+    """The lines of a part, in UTF-8, with their line breaks; a line longer than the limit comes in pieces."""
     number, offset, rest = 1, part.start, b""
-    with readable(part.path), open_bytes(part.path) as file:
-        file.seek(offset)
+    with readable(part.path), open_text(part.path, decoding) as file:
+        if offset:
+            file.seek(offset)
         while line := rest + file.readline(min(limit, part.stop - offset) - len(rest)):
             cut = len(line) if len(line) < limit or line.endswith(b"\n") else _last_break(line)
             yield Place(part, number, offset), line[:cut]
@@ -165,57 +167,42 @@ def raw_lines(part: Part, limit: int = sys.maxsize) -> Iterator[tuple[Place, byt
             offset, rest = offset + cut, line[cut:]
 
 
-def decode(raw: bytes, place: Place, encoding_errors: str, counts: Counter) -> str:
-    """UTF-8 bytes as text, without the mark that a file may begin with."""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        if encoding_errors == "strict":
-            raise InputError(
-                f"{place}: the byte at offset {place.offset + error.start} of the file is not UTF-8. "
-                "Convert the file to UTF-8, or have such bytes replaced and counted with --encoding_errors replace."
-            ) from None
-        text = raw.decode(errors="replace")
-        counts["characters replaced"] += text.count("\ufffd") - raw.count("\ufffd".encode())
-    return text.removeprefix("\ufeff") if place.offset == 0 else text
+def _lines(part: Part, decoding: Decoding) -> Iterator[tuple[Place, str]]:
+    for place, raw in raw_lines(part, decoding):
+        yield place, decoding.text(raw, place).rstrip("\r\n")
 
 
-def _lines(part: Part, encoding_errors: str, counts: Counter) -> Iterator[tuple[Place, str]]:
-    for place, raw in raw_lines(part):
-        yield place, decode(raw, place, encoding_errors, counts).rstrip("\r\n")
-
-
-def numbered_lines(path: str, encoding_errors: str, counts: Counter) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: str, decoding: Decoding) -> Iterator[tuple[int, str]]:
     """Each line of a text file with its number, from 1, without its line break."""
-    return ((place.number, line) for place, line in _lines(Part(path), encoding_errors, counts))
+    return ((place.number, line) for place, line in _lines(Part(path), decoding))
 
 
 # Rows
 
 
-def table_rows(path: str, encoding_errors: str, counts: Counter) -> Iterator[tuple[str, dict]]:
+def table_rows(path: str, decoding: Decoding) -> Iterator[tuple[str, dict]]:
     """Each row of a table with its place, such as `file.csv:3`."""
-    return ((str(place), row) for place, row in rows(Part(path), encoding_errors, counts))
+    return ((str(place), row) for place, row in rows(Part(path), decoding))
 
 
-def rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None = None) -> Rows:
+def rows(part: Part, decoding: Decoding, columns: list[str] | None = None) -> Rows:
     """The same for a part of a file; of the formats that allow it, only these columns are read."""
     with readable(part.path):
-        yield from READERS[kind(part.path)](part, encoding_errors, counts, columns)
+        yield from READERS[kind(part.path)](part, decoding, columns)
 
 
-def _csv_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+def _csv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader((f"{line}\n" for _, line in _lines(part, encoding_errors, counts)), strict=True)
+    reader = csv.reader((f"{line}\n" for _, line in _lines(part, decoding)), strict=True)
     try:
         yield from _with_header((f"{part.path}:{reader.line_num}", row) for row in reader if row)
     except csv.Error as error:
         raise InputError(f"{part.path}:{reader.line_num}: not a table: {error}.") from None
 
 
-def _tsv_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+def _tsv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     """A line is a row: quotes are text in .tsv, and people write them unpaired."""
-    lines = _lines(part, encoding_errors, counts)
+    lines = _lines(part, decoding)
     yield from _with_header((place, line.split("\t")) for place, line in lines if line)
 
 
@@ -229,10 +216,10 @@ def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
         yield place, dict(zip(header, row, strict=True))
 
 
-def _json_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+def _json_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     """An object a line, or one list of objects, which is read as a whole."""
-    lines = _lines(part, encoding_errors, counts)
-    if _is_list(part.path):
+    lines = _lines(part, decoding)
+    if _is_list(part.path, decoding):
         values = _parsed("\n".join(line for _, line in lines), f"{part.path}:1")
         found = ((f"{part.path}, row {number}", value) for number, value in enumerate(values, 1))
     else:
@@ -243,8 +230,13 @@ def _json_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[
         yield place, row
 
 
-def _is_list(path: str) -> bool:
-    with open_bytes(path) as file:
+def _is_utf8(path: str, decoding: Decoding) -> bool:
+    with open(path, "rb") as file:
+        return decoding.encoding_of(file) == UTF8
+
+
+def _is_list(path: str, decoding: Decoding) -> bool:
+    with open_text(path, decoding) as file:
         return file.read(PIECE_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
@@ -257,7 +249,7 @@ def _parsed(text: str, place: Place | str):
         ) from None
 
 
-def _parquet_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+def _parquet_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     with open_bytes(part.path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
         wanted = _known(columns, file.schema_arrow)
         groups = range(part.start, min(part.stop, file.num_row_groups))
@@ -265,7 +257,7 @@ def _parquet_rows(part: Part, encoding_errors: str, counts: Counter, columns: li
         yield from _batch_rows(part, file.schema_arrow, file.iter_batches(1000, groups, wanted), wanted, before)
 
 
-def _arrow_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+def _arrow_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     """As `datasets` writes it: Arrow's format for streams."""
     opened = open_bytes(part.path) if is_gzip(part.path) else pa.memory_map(part.path)
     with opened as file, pa.ipc.open_stream(file) as stream:
@@ -297,7 +289,7 @@ def _arrow_sizes(path: str) -> list[int]:
         return [batch.nbytes for batch in stream]
 
 
-def _hub_rows(part: Part, encoding_errors: str, counts: Counter, columns: list[str] | None) -> Rows:
+def _hub_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     name, config, split = part.path.removesuffix(HUB).rsplit(":", 2)
     data = _hub_stream(name, config or None)[0][split]
     for number, row in enumerate(data.shard(data.num_shards, part.start), 1):

@@ -11,6 +11,7 @@ from accelerate import PartialState
 
 from hf_tiny.arguments import flag
 from hf_tiny.data import sources
+from hf_tiny.data.encoding import Decoding, EncodingArguments
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -66,14 +67,8 @@ class SplitArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSplitArguments(SplitArguments):
+class TextSplitArguments(SplitArguments, EncodingArguments):
     """Data in text files."""
-
-    encoding_errors: str = flag(
-        "strict",
-        "Bytes that are not UTF-8: strict stops, replace counts and replaces them.",
-        choices=("strict", "replace"),
-    )
 
 
 def check(arguments: SplitArguments) -> None:
@@ -86,7 +81,7 @@ def check(arguments: SplitArguments) -> None:
 def read_splits(
     arguments: TextSplitArguments,
     builtin_files: Callable[[], tuple[list[str], list[str]]],
-    from_files: Callable[[list[str], str, Counter], Iterable[Item]],
+    from_files: Callable[[list[str], str, Decoding], Iterable[Item]],
     from_row: Callable[[str, str, dict], Item],
     what: str,
     *,
@@ -96,14 +91,14 @@ def read_splits(
 ) -> dict[str, list[Item]]:
     """The items of `train`, `validation` and, if there is one, `test`: from files, from the Hub, or built in.
 
-    from_files: reads the files, folders and globs of a flag; it may count what it skips or replaces.
+    from_files: reads the files, folders and globs of a flag; it may count what it skips.
     from_row: makes an item of the suffix, place and columns of a row.
     keep: whether an item is used; it may count what is not.
     labels: whether the items, those to train on, have labels of which training needs at least one of each.
     together: items for which it is the same are held out together, or not at all.
     """
     check(arguments)
-    counts, splits, given = Counter(), {}, arguments.patterns
+    decoding, splits, given = arguments.decoding, {}, arguments.patterns
     with PartialState().local_main_process_first():  # the first process fills the cache for the others
         if arguments.dataset_name:
             rows = hub_rows(arguments.dataset_name, arguments.dataset_config_name)
@@ -111,14 +106,14 @@ def read_splits(
         elif not arguments.train_file:
             given["train"], given["validation"] = builtin_files()
     for split, patterns in given.items():
-        splits[split] = list(from_files(patterns, f"--{split}_file", counts))
+        splits[split] = list(from_files(patterns, f"--{split}_file", decoding))
     for split, items in splits.items():
-        splits[split] = [item for item in items if keep(item, counts)]
+        splits[split] = [item for item in items if keep(item, decoding.counts)]
         if not splits[split]:
             place = ", ".join(given.get(split, [f"--dataset_name {arguments.dataset_name}"]))
             purpose = "train" if split == "train" else "evaluate"
             raise InputError(f"{place}: there are no {what} in it to {purpose} on.")
-    for problem, count in counts.items():
+    for problem, count in decoding.counts.items():
         logger.warning(f"{count:,} {problem}")
     every_label = labels(splits["train"])
     return finish(splits, arguments, what, (lambda item: item.labels) if every_label else lambda item: (), together)

@@ -81,7 +81,7 @@ def fine_tune(
     if recipe.baseline:
         callbacks.append(BaselineScores(baseline))
     if recipe.measure_forgetting and recipe.model_name_or_path:
-        callbacks.append(Forgetting(recipe.model_name_or_path, recipe.measure_forgetting))
+        callbacks.append(Forgetting(recipe.model_name_or_path, recipe.measure_forgetting, recipe.encoding))
 
     def batches(split: str, size: int) -> BucketedBatches:
         return BucketedBatches(features[split], collate, size, recipe.max_tokens, recipe.seed, split == "train", sides)

@@ -1,7 +1,6 @@
 """N → 1: a label, or a number, for a text or a pair of texts."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, fit_texts, sample
 from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
 from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
@@ -76,14 +76,14 @@ def read_texts(arguments: ClassifyArguments) -> dict[str, list[Text]]:
     )
 
 
-def _file_texts(patterns: list[str], option: str, counts: Counter, arguments: ClassifyArguments) -> Iterator[Text]:
+def _file_texts(patterns: list[str], option: str, decoding: Decoding, arguments: ClassifyArguments) -> Iterator[Text]:
     for path in sources.expand(patterns, option, (*sources.TABLES, LINES), any_suffix=True):
         kind = sources.kind(path)
         if kind in sources.TABLES:
-            for place, row in sources.table_rows(path, arguments.encoding_errors, counts):
+            for place, row in sources.table_rows(path, decoding):
                 yield _row_text(kind, place, row, arguments)
         else:
-            yield from _line_texts(path, sources.numbered_lines(path, arguments.encoding_errors, counts))
+            yield from _line_texts(path, sources.numbered_lines(path, decoding))
 
 
 def _line_texts(path: str, lines: Iterable[tuple[int, str]]) -> Iterator[Text]:

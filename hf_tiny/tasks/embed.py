@@ -6,7 +6,6 @@ pair from those of the other pairs of its micro-batch.
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, TextFeatures, sample
 from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source, pad_right
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
 from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
@@ -70,9 +70,9 @@ class TextPair:
 
 
 def read_text_pairs(arguments: EmbedArguments) -> dict[str, list[TextPair]]:
-    def from_files(patterns: list[str], option: str, counts: Counter) -> Iterator[TextPair]:
+    def from_files(patterns: list[str], option: str, decoding: Decoding) -> Iterator[TextPair]:
         for path in sources.expand(patterns, option, tuple(sources.TABLES)):
-            for place, row in sources.table_rows(path, arguments.encoding_errors, counts):
+            for place, row in sources.table_rows(path, decoding):
                 yield _row_pair(sources.kind(path), place, row, arguments)
 
     from_row = partial(_row_pair, arguments=arguments)

@@ -19,6 +19,7 @@ from hf_tiny.baselines import Baseline
 from hf_tiny.data import builtin, conllu, predictions, sources
 from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
 from hf_tiny.data.windows import IGNORED, Feature, WindowArguments
 from hf_tiny.errors import InputError
@@ -62,12 +63,12 @@ class LinkingOn:
 
 
 def read_trees(arguments: ParseArguments) -> dict[str, list[Sentence]]:
-    def from_files(patterns: list[str], option: str, counts: Counter) -> Iterator[Sentence]:
+    def from_files(patterns: list[str], option: str, decoding: Decoding) -> Iterator[Sentence]:
         for path in sources.expand(patterns, option, (*conllu.LAYOUTS, *LISTS)):
             if sources.kind(path) in conllu.LAYOUTS:
-                yield from conllu.read_treebank(path, arguments.encoding_errors, counts, _linked)
+                yield from conllu.read_treebank(path, decoding, _linked)
             else:
-                for place, row in sources.table_rows(path, arguments.encoding_errors, counts):
+                for place, row in sources.table_rows(path, decoding):
                     yield _row_tree(sources.kind(path), place, row)
 
     splits = read_splits(arguments, builtin.treebank_files, from_files, _row_tree, "sentences")

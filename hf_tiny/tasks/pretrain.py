@@ -21,6 +21,7 @@ from hf_tiny.arguments import flag
 from hf_tiny.callbacks import Callback, Stages, TrainState
 from hf_tiny.data.batches import Batch, Batches, Source
 from hf_tiny.data.corpus import Corpus, CorpusArguments
+from hf_tiny.data.encoding import UTF8
 from hf_tiny.data.masking import MaskTokens
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results, array, mean_loss, perplexity
@@ -91,7 +92,7 @@ def continue_electra(
     if recipe.extend_vocab:
         extend(model, tokenizer, extend_tokenizer(tokenizer, corpus.documents(), recipe.extend_vocab))
     files = recipe.measure_forgetting
-    return model, tokenizer, [PretrainingLosses(model, old, files)] if files else []
+    return model, tokenizer, [PretrainingLosses(model, old, files, recipe.encoding)] if files else []
 
 
 def load_electra(name: str) -> tuple[HfTinyElectraForPreTraining, str]:
@@ -260,11 +261,17 @@ class PretrainingLosses(Callback):
     """The pretraining losses on raw text, before and after. Every process measures by itself; random numbers are left
     alone."""
 
-    def __init__(self, model: HfTinyElectraForPreTraining, tokenizer: PreTrainedTokenizerBase, files: list[str]):
+    def __init__(
+        self,
+        model: HfTinyElectraForPreTraining,
+        tokenizer: PreTrainedTokenizerBase,
+        files: list[str],
+        encoding: str = UTF8,
+    ):
         self.model = model
         length = min(FORGETTING_LENGTH, model.config.max_position_embeddings)
         mask = MaskTokens(tokenizer, FORGETTING_MASKED, seed=0)
-        batches = Batches(raw_blocks(files, tokenizer, length), mask, batch_size=32, seed=0, shuffle=False)
+        batches = Batches(raw_blocks(files, tokenizer, length, encoding), mask, batch_size=32, seed=0, shuffle=False)
         self.evaluation = ElectraEvaluation(batches, model.config.discriminator_weight)
         self.before = self.measure()
 
@@ -287,19 +294,21 @@ class PretrainingLosses(Callback):
 class Forgetting(PretrainingLosses):
     """Of an encoder that learns a task: it is put back between the heads that it was pretrained with."""
 
-    def __init__(self, name: str, files: list[str]):
+    def __init__(self, name: str, files: list[str], encoding: str = UTF8):
         model = load_pretraining("--measure_forgetting", name)
-        super().__init__(model, AutoTokenizer.from_pretrained(name), files)
+        super().__init__(model, AutoTokenizer.from_pretrained(name), files, encoding)
 
     def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
         self.model.electra.load_state_dict(model.base_model.state_dict())
         return super().on_train_end(state, model)
 
 
-def raw_blocks(files: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> datasets.Dataset:
+def raw_blocks(
+    files: list[str], tokenizer: PreTrainedTokenizerBase, length: int, encoding: str = UTF8
+) -> datasets.Dataset:
     """`[CLS] A [SEP]`, full blocks from the beginning of the text; every file (or folder, or glob) has an equal share."""
     count = -(-FORGETTING_BLOCKS // len(files))
-    blocks = [_first_blocks(file, tokenizer, count, length - 2) for file in files]
+    blocks = [_first_blocks(file, tokenizer, count, length - 2, encoding) for file in files]
     ends = ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))
     packed = np.pad(np.concatenate(blocks), ((0, 0), (1, 1)), constant_values=ends)
     if not len(packed):
@@ -308,10 +317,11 @@ def raw_blocks(files: list[str], tokenizer: PreTrainedTokenizerBase, length: int
     return datasets.Dataset.from_dict({"input_ids": packed, "segment_start": starts})
 
 
-def _first_blocks(file: str, tokenizer: PreTrainedTokenizerBase, count: int, size: int) -> np.ndarray:
+def _first_blocks(file: str, tokenizer: PreTrainedTokenizerBase, count: int, size: int, encoding: str) -> np.ndarray:
     tokens: list[int] = []
     # Given as validation text too, nothing of it is held out.
-    texts: Iterable[str] = Corpus(CorpusArguments(train_file=[file], validation_file=[file])).documents()
+    arguments = CorpusArguments(train_file=[file], validation_file=[file], encoding=encoding)
+    texts: Iterable[str] = Corpus(arguments).documents()
     for text in texts:
         tokens += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if len(tokens) >= count * size:

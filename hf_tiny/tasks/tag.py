@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from hf_tiny.baselines import Baseline, fit_tags, sample
 from hf_tiny.data import builtin, conllu, predictions, sources
 from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
 from hf_tiny.data.windows import IGNORED, Feature, WindowArguments
 from hf_tiny.errors import InputError, require
@@ -83,27 +83,29 @@ def _as_text(sentence: Sentence) -> Sentence:
     return replace(sentence, words=words, word_labels=tags, text="".join(sentence.words), places=places)
 
 
-def _file_sentences(patterns: list[str], option: str, counts: Counter, arguments: TagArguments) -> Iterator[Sentence]:
+def _file_sentences(
+    patterns: list[str], option: str, decoding: Decoding, arguments: TagArguments
+) -> Iterator[Sentence]:
     for path in sources.expand(patterns, option, (TREEBANK, *COLUMNS, *LISTS), any_suffix=True):
         kind = sources.kind(path)
         if kind == TREEBANK:
             tagged = partial(_tagged, field=arguments.tag_field)
-            yield from conllu.read_treebank(path, arguments.encoding_errors, counts, tagged)
+            yield from conllu.read_treebank(path, decoding, tagged)
         elif arguments.tag_field != "upos":
             raise InputError(
                 f"--tag_field {arguments.tag_field}: this is for CoNLL-U, and {path} does not end in {TREEBANK}."
             )
         elif kind in LISTS:
-            for place, row in sources.table_rows(path, arguments.encoding_errors, counts):
+            for place, row in sources.table_rows(path, decoding):
                 yield _row_sentence(kind, place, row, arguments)
         else:
-            yield from _column_sentences(path, arguments.encoding_errors, counts)
+            yield from _column_sentences(path, decoding)
 
 
-def _column_sentences(path: str, encoding_errors: str, counts: Counter) -> Iterator[Sentence]:
+def _column_sentences(path: str, decoding: Decoding) -> Iterator[Sentence]:
     """First column the word, last column the tag."""
     width = None
-    for block in conllu.blocks(sources.numbered_lines(path, encoding_errors, counts)):
+    for block in conllu.blocks(sources.numbered_lines(path, decoding)):
         block = [(number, line) for number, line in block if not line.startswith("-DOCSTART-")]
         lines = tuple(line for _, line in block)
         comments = len(_comments(lines))

@@ -27,6 +27,7 @@ from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline
 from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source, pair_batch
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import TextSplitArguments, read_splits
 from hf_tiny.data.windows import Feature, plain_tokenizer
 from hf_tiny.errors import InputError, require
@@ -92,12 +93,12 @@ def read_pairs(arguments: PairArguments) -> dict[str, list[Pair]]:
     )
 
 
-def _file_pairs(patterns: list[str], option: str, counts: Counter, arguments: PairArguments) -> Iterator[Pair]:
+def _file_pairs(patterns: list[str], option: str, decoding: Decoding, arguments: PairArguments) -> Iterator[Pair]:
     suffixes = [f".{language}".lower() for language in (arguments.source_lang, arguments.target_lang)]
     aligned: dict[str, dict[str, str]] = {}
     for path in _expand(patterns, option, (*sources.TABLES, *suffixes)):
         if sources.kind(path) in sources.TABLES:
-            for place, row in _table_rows(path, arguments, counts):
+            for place, row in _table_rows(path, arguments, decoding):
                 yield _row_pair(sources.kind(path), place, row, arguments)
         else:
             stem = path[: path.lower().removesuffix(".gz").rindex(".")]
@@ -106,7 +107,7 @@ def _file_pairs(patterns: list[str], option: str, counts: Counter, arguments: Pa
         for suffix in suffixes:
             if suffix not in sides:
                 raise InputError(f"{option} {next(iter(sides.values()))}: {stem}{suffix}, its other side, is missing.")
-        yield from _aligned_pairs(*(sides[suffix] for suffix in suffixes), arguments, counts)
+        yield from _aligned_pairs(*(sides[suffix] for suffix in suffixes), arguments, decoding)
 
 
 def _expand(patterns: list[str], option: str, supported: tuple[str, ...]) -> list[str]:
@@ -122,8 +123,8 @@ def _expand(patterns: list[str], option: str, supported: tuple[str, ...]) -> lis
     return found
 
 
-def _aligned_pairs(source: str, target: str, arguments: PairArguments, counts: Counter) -> Iterator[Pair]:
-    first, second = (list(sources.numbered_lines(path, arguments.encoding_errors, counts)) for path in (source, target))
+def _aligned_pairs(source: str, target: str, arguments: PairArguments, decoding: Decoding) -> Iterator[Pair]:
+    first, second = (list(sources.numbered_lines(path, decoding)) for path in (source, target))
     if len(first) != len(second):
         raise InputError(
             f"{source} has {len(first):,} lines and {target} has {len(second):,}: each line must be the other side of "
@@ -133,12 +134,12 @@ def _aligned_pairs(source: str, target: str, arguments: PairArguments, counts: C
         yield Pair(one.strip(), other.strip(), f"{source}:{number}", f"{target}:{number}", sources.kind(target), {})
 
 
-def _table_rows(path: str, arguments: PairArguments, counts: Counter) -> Iterator[tuple[str, dict]]:
+def _table_rows(path: str, arguments: PairArguments, decoding: Decoding) -> Iterator[tuple[str, dict]]:
     columns = (arguments.source_column or "", arguments.target_column or "")
     if sources.kind(path) != ".tsv" or not all(map(str.isdecimal, columns)):
-        yield from sources.table_rows(path, arguments.encoding_errors, counts)
+        yield from sources.table_rows(path, decoding)
         return
-    for number, line in sources.numbered_lines(path, arguments.encoding_errors, counts):
+    for number, line in sources.numbered_lines(path, decoding):
         if line:
             yield f"{path}:{number}", {str(column): cell for column, cell in enumerate(line.split("\t"), 1)}
 

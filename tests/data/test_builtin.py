@@ -13,6 +13,7 @@ import pytest
 from fixtures import modules
 
 from hf_tiny.data import builtin, conllu, sources
+from hf_tiny.data.encoding import Decoding
 
 DOCSTRING = """Fit the model to the training data that was given.
 
@@ -227,7 +228,7 @@ def test_a_treebank_is_made_of_modules_that_are_apart(tmp_path, monkeypatch):
 def trees(path: str) -> list[tuple]:
     """The words, their heads and the labels of each sentence of a file."""
     found = []
-    for block in conllu.blocks(sources.numbered_lines(path, "strict", Counter())):
+    for block in conllu.blocks(sources.numbered_lines(path, Decoding())):
         rows = conllu.words(block, path)
         heads = conllu.heads(rows, f"{path}: a sentence")
         assert heads.count(0) == 1
@@ -267,7 +268,7 @@ def test_the_shipped_pairs_are_those_of_the_generator():
     rows = {}
     for split, (path,) in zip(("train", "validation"), builtin.pair_files(), strict=True):
         assert gzip.decompress(Path(path).read_bytes()).decode() == make_builtin.pairs()[split]
-        rows[split] = [row for _, row in sources.table_rows(path, "strict", Counter())]
+        rows[split] = [row for _, row in sources.table_rows(path, Decoding())]
     assert {split: len(found) for split, found in rows.items()} == {"train": 5000, "validation": 500}
     targets = {split: {row["target"] for row in found} for split, found in rows.items()}
     assert [len(found) for found in targets.values()] == [5000, 500]

@@ -1,6 +1,5 @@
 """CoNLL-U: read and written back as it was, every mistake named with its place; Korean morphemes."""
 
-from collections import Counter
 from functools import partial
 
 import pytest
@@ -10,6 +9,7 @@ from fixtures.tagged_words import SECOND_TREE, TREE
 from hf_tiny import InputError
 from hf_tiny.data import conllu
 from hf_tiny.data.conllu import Sentence
+from hf_tiny.data.encoding import Decoding
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def linked(rows: list[list[str]], name: str) -> dict:
 
 
 def trees_of(path: str) -> list[Sentence]:
-    return list(conllu.read_treebank(path, "strict", Counter(), linked))
+    return list(conllu.read_treebank(path, Decoding(), linked))
 
 
 def changed(old: str, new: str) -> str:

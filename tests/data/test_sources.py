@@ -5,7 +5,6 @@ import csv
 import gzip
 import io
 import json
-from collections import Counter
 from dataclasses import dataclass
 
 import datasets
@@ -17,6 +16,7 @@ from hf_tiny import InputError
 from hf_tiny.arguments import Arguments, parse
 from hf_tiny.data import sources
 from hf_tiny.data.corpus import Corpus, CorpusArguments
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.sources import Part
 
 TABLE = [
@@ -85,8 +85,8 @@ def write(tmp_path):
     return write
 
 
-def read(path: str, encoding_errors: str = "strict") -> list[dict]:
-    return [row for _, row in sources.table_rows(path, encoding_errors, Counter())]
+def read(path: str, **how) -> list[dict]:
+    return [row for _, row in sources.table_rows(path, Decoding(**how))]
 
 
 def corpus(path: str, **settings) -> Corpus:
@@ -99,7 +99,7 @@ def test_one_table_through_every_reader(write, name, end):
     """In .tsv an unpaired quote swallowed rows of the corpus, which refused a list in .json altogether."""
     path = write(name + end, FORMATS[name](TABLE))
     assert read(path) == TABLE
-    places = [place for place, _ in sources.table_rows(path, "strict", Counter())]
+    places = [place for place, _ in sources.table_rows(path, Decoding())]
     by_row = name.startswith("list") or name.endswith((".parquet", ".arrow"))
     first = 1 if name.endswith(".jsonl") or name == "lines.json" else 2  # after a header
     expected = [f"{path}, row {n}" if by_row else f"{path}:{n + first - 1}" for n in range(1, 6)]
@@ -112,7 +112,7 @@ def test_a_cell_of_csv_may_have_lines(write):
     rows = [{"text": "one\ntwo", "label": "x"}, {"text": "three", "label": "y"}]
     path = write("a.csv", csv_bytes(rows))
     assert read(path) == rows
-    assert [place for place, _ in sources.table_rows(path, "strict", Counter())] == [f"{path}:3", f"{path}:4"]
+    assert [place for place, _ in sources.table_rows(path, Decoding())] == [f"{path}:3", f"{path}:4"]
 
 
 def test_classes_are_read_by_name(tmp_path):
@@ -123,7 +123,7 @@ def test_classes_are_read_by_name(tmp_path):
     for path in (tmp_path / "a.parquet", tmp_path / "saved" / "data-00000-of-00001.arrow"):
         assert [row["label"] for row in read(str(path))] == ["good", "bad", None]
         part = Part(str(path))
-        assert next(sources.rows(part, "strict", Counter(), ["text"])) == (f"{path}, row 1", {"text": "a"})
+        assert next(sources.rows(part, Decoding(), ["text"])) == (f"{path}, row 1", {"text": "a"})
 
 
 @pytest.mark.parametrize(
@@ -134,26 +134,27 @@ def test_the_parts_of_a_file_are_the_whole(write, name, size):
     rows = [{"text": f"row {number} {'한' * (number % 7)}", "number": str(number)} for number in range(96)]
     lines = "".join(row["text"] + "\n" for row in rows)
     path = write(name, lines if name == "a.txt" else FORMATS[name](rows))
-    parts = list(sources.parts(path, size))
+    parts = list(sources.parts(path, size, Decoding()))
     assert len(parts) == 1 if name == "a.tsv" else 10 < len(parts) < 48
     if name == "a.txt":
-        raw = [(str(place), line) for part in parts for place, line in sources.raw_lines(part)]
+        raw = [(str(place), line) for part in parts for place, line in sources.raw_lines(part, Decoding())]
         assert raw == [(f"{path}:{n}", f"{row['text']}\n".encode()) for n, row in enumerate(rows, 1)]
     else:
-        found = [(str(place), row) for part in parts for place, row in sources.rows(part, "strict", Counter())]
-        assert found == list(sources.table_rows(path, "strict", Counter())) and len(found) == 96
+        found = [(str(place), row) for part in parts for place, row in sources.rows(part, Decoding())]
+        assert found == list(sources.table_rows(path, Decoding())) and len(found) == 96
 
 
 def test_numbered_lines(write):
     path = write("a.txt.gz", "\ufeffone\r\n\ntwo\x85three")
-    assert list(sources.numbered_lines(path, "strict", Counter())) == [(1, "one"), (2, ""), (3, "two\x85three")]
+    assert list(sources.numbered_lines(path, Decoding())) == [(1, "one"), (2, ""), (3, "two\x85three")]
 
 
 def test_replaced_characters_are_counted(write):
-    counts = Counter()
-    path = write("a.tsv", b"text\na\xff\xfeb\n\xef\xbf\xbd was there\n")
-    rows = [row["text"] for _, row in sources.table_rows(path, "replace", counts)]
-    assert rows == ["a\ufffd\ufffdb", "\ufffd was there"] and counts == {"characters replaced": 2}
+    decoding = Decoding(errors="replace")
+    path = write("a.tsv", b"text\na\xff\xfeb\n\xef\xbf\xbd was there\n\0\n")
+    rows = [row["text"] for _, row in sources.table_rows(path, decoding)]
+    assert rows == ["a\ufffd\ufffdb", "\ufffd was there", "\ufffd"]
+    assert decoding.counts == {"characters replaced": 3}
 
 
 ROWS = '{"text": "one"}\n' * 200
@@ -173,7 +174,7 @@ BAD = {
         parquet([{"body": "x"}]),
         "a.parquet, row 1: there is no column 'text', only 'body'",
     ),
-    "not utf-8": ("a.txt", b"ok\nab\xff\n", r"a.txt:2: the byte at offset 5 .* --encoding_errors replace"),
+    "not utf-8": ("a.txt", b"ok\nab\xff\n", r"a.txt:2: the byte at offset 5 .* is not UTF-8"),
     "not utf-8, late": ("a.txt", b"line\n" * 200 + b"\n\xff", r"a.txt:202: the byte at offset 1001"),
     "not gzip": ("a.txt.gz", None, "a.txt.gz: the file cannot be read"),
     "not parquet": ("a.parquet", "text", "a.parquet: the file cannot be read"),

@@ -11,6 +11,7 @@ from fixtures import files
 from hf_tiny import InputError
 from hf_tiny.arguments import Arguments, parse
 from hf_tiny.data import sources
+from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import TextSplitArguments, find_labels, hub_rows, read_splits
 
 
@@ -34,9 +35,9 @@ def write(tmp_path):
 def read(arguments: TextSplitArguments, **settings) -> dict[str, list[Item]]:
     """Lines of a label and a text."""
 
-    def from_files(patterns: list[str], option: str, counts: Counter):
+    def from_files(patterns: list[str], option: str, decoding: Decoding):
         for path in sources.expand(patterns, option, (".txt",)):
-            for number, line in sources.numbered_lines(path, arguments.encoding_errors, counts):
+            for number, line in sources.numbered_lines(path, decoding):
                 label, _, text = line.partition(" ")
                 yield Item(text, f"{path}:{number}", (label,))
 

@@ -20,7 +20,6 @@ import re
 import sysconfig
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -32,6 +31,7 @@ import datasets
 from tqdm.auto import tqdm
 
 from hf_tiny.data import sources
+from hf_tiny.data.encoding import Decoding
 
 FORMAT_VERSION = 4  # Raise it when the cleaning changes.
 HELD_OUT = ("numpy", "huggingface_hub", "asyncio", "email", "unittest")
@@ -180,7 +180,7 @@ def _classified(files: list[str]) -> dict[str, list[dict]]:
     secret = re.compile(rf"\b({'|'.join(name for names in CLASSES.values() for name in names)})\b\.?", re.IGNORECASE)
     for file in files:
         found = {"train": [], "validation": []}
-        for _, row in sources.table_rows(file, "strict", Counter()):
+        for _, row in sources.table_rows(file, Decoding()):
             texts = (" ".join(secret.sub("", text).split()) for text in row["text"].split("\n"))
             examples = ({"text": text, "label": Path(file).stem} for text in texts if len(text) in PARAGRAPH_LENGTHS)
             found[split_of(row["source"])] += examples
