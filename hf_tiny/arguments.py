@@ -24,24 +24,36 @@ from .flags import hint, unknown
 
 GROUPS = ("run", "data", "tokenizer", "model", "training", "saving", "Hub")  # the order of `--help`
 BOUNDS = {
-    "low": (operator.ge, "{:g} or above"),
-    "above": (operator.gt, "above {:g}"),
-    "high": (operator.le, "at most {:g}"),
-    "below": (operator.lt, "below {:g}"),
+    "low": (operator.ge, "{} or above"),
+    "above": (operator.gt, "above {}"),
+    "high": (operator.le, "at most {}"),
+    "below": (operator.lt, "below {}"),
+    "other_than": (operator.ne, "other than {}"),
 }
+SHARE = {"low": 0, "below": 1}
+CONFIG_BOUNDS = {  # of the fields of a model's configuration; all other numbers must be above 0
+    "hidden_dropout_prob": SHARE,
+    "attention_probs_dropout_prob": SHARE,
+    "classifier_dropout": SHARE,
+    "drop_path_rate": SHARE,
+    "label_smoothing": SHARE,
+    "generator_size": {"above": 0, "high": 1},
+    "discriminator_weight": {"low": 0},
+    "num_register_tokens": {"low": 0},
+}
+HIGHEST_SEED = 2**32 - 1  # numpy takes no higher one
 HELP_LINES = 100  # `--help` shows as many flags of each group as fit; `--help all` shows all
 LOADED = {"model_name_or_path", "config_name"}  # flags that name a model, whose own configuration then holds
 
 
-def flag(default, help: str, *, low=None, high=None, above=None, below=None, choices=None, group: str | None = None):
+def flag(default, help: str, *, choices=None, group: str | None = None, **bounds: float):
     """A field of a recipe's dataclass: what `--help` says of it, and which values it may have.
 
-    low, high: its least and its greatest value; above, below: bounds that it must not reach. None is always allowed.
     choices: the texts that it may be.
     group: where `--help` shows it; by default in the GROUP of the class that defines it.
+    bounds: by the names of BOUNDS: `low` and `high`, its least and its greatest value; `above` and `below`, which it must
+        not reach; `other_than`, which it must not be. None is always allowed.
     """
-    bounds = {"low": low, "above": above, "high": high, "below": below}
-    bounds = {name: bound for name, bound in bounds.items() if bound is not None}
     metadata = {"help": help, "bounds": bounds, "choices": choices and tuple(choices), "group": group}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -119,21 +131,24 @@ def parse(
 
 def check(recipe: Arguments) -> None:
     """Refuse a value that its flag does not allow."""
-    for name, field in _flags(type(recipe)).items():
-        value = vars(recipe)[name]
+    rules = {name: field.metadata for name, field in _flags(type(recipe)).items()}
+    settings = vars(recipe).get("given_settings", {})  # data can be read without a model
+    rules |= {name: {"bounds": CONFIG_BOUNDS.get(name, {"above": 0})} for name in settings}
+    for name, value in {**vars(recipe), **settings}.items():
         for one in value if isinstance(value, list) else [value]:
-            if one is not None and (rule := _broken_rule(one, **field.metadata)):
+            if one is not None and name in rules and (rule := _broken_rule(one, **rules[name])):
                 raise InputError(f"--{name} {_shown(one) or repr(one)}: {rule}.")
 
 
-def _broken_rule(value, *, bounds: dict, choices: tuple | None, **_) -> str | None:
+def _broken_rule(value, *, bounds: dict | None = None, choices: tuple | None = None, **_) -> str | None:
+    bounds = bounds or {}
     if choices and value not in choices:
         return f"choose one of {', '.join(choices)}"
     if value == "":
         return "it is empty"
     if isinstance(value, float) and not math.isfinite(value):
         return "it must be a number"
-    if all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
+    if isinstance(value, str | bool) or all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
         return None
     return f"it must be {' and '.join(BOUNDS[name][1].format(bound) for name, bound in bounds.items())}"
 

@@ -165,8 +165,8 @@ def sweep(output_dir: Path) -> None:
 
 def rotate(output_dir: Path, keep: int | None, spare: int | None = None) -> None:
     """Delete the oldest checkpoints beyond `keep`, but never the one of step `spare`."""
-    if keep is not None:
-        for path in checkpoints(output_dir)[: -max(keep, 1)]:
+    if keep is not None and keep > 0:  # else all are kept, as in Trainer
+        for path in checkpoints(output_dir)[:-keep]:
             if step_of(path) != spare:
                 _discard(path)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from . import arguments, checkpoint, hub, report
-from .arguments import Arguments, flag
+from .arguments import HIGHEST_SEED, Arguments, flag
 from .callbacks import Callback, TrainState
 from .data.batches import Batch, Prefetcher, Source, num_items
 from .errors import InputError, Stopped, exit_codes
@@ -42,22 +42,24 @@ class TrainConfig(hub.HubArguments, Arguments):
 
     output_dir: str = flag("runs/out", "Folder for everything that the run leaves.", group="run")
     resume_from_checkpoint: str | None = flag(None, "`latest`, or the path of a checkpoint.", group="run")
-    seed: int = flag(42, "Seed of the weights, the data order, the masks and dropout.", low=0, group="run")
+    seed: int = flag(
+        42, "Seed of the weights, the data order, the masks and dropout.", low=0, high=HIGHEST_SEED, group="run"
+    )
     seeds: int = flag(1, "Number of seeds to train with, each in a folder of its own.", above=0, group="run")
     logging_steps: int = flag(50, "Steps between lines of metrics.jsonl.", above=0, group="run")
     report_to: list[str] | None = flag(None, "Trackers: tensorboard, trackio, wandb.", group="run")
-    max_steps: int = flag(-1, "Optimiser steps; above 0 it wins over --num_train_epochs.", low=-1)
+    max_steps: int = flag(-1, "Optimiser steps, instead of --num_train_epochs; -1: by the epochs.", other_than=0)
     num_train_epochs: float = flag(3.0, "Passes over the training data.", above=0)
     per_device_train_batch_size: int = flag(32, "Samples in a micro-batch.", above=0)
     gradient_accumulation_steps: int = flag(1, "Micro-batches per process and step.", above=0)
-    learning_rate: float = flag(5e-4, "Peak learning rate.", low=0)
+    learning_rate: float = flag(5e-4, "Peak learning rate.", above=0)
     lr_scheduler_type: str = flag("linear", "How the learning rate decays.", choices=SCHEDULES)
     warmup_steps: float = flag(0.1, "Steps, or a share of the run when below 1; at most a tenth of a short run.", low=0)
     weight_decay: float = flag(0.01, "Weight decay of AdamW, of matrices only: not of biases and norms.", low=0)
     bf16: bool = flag(False, "bfloat16 autocast.")
     fp16: bool = flag(False, "float16 autocast (GPUs only).")
     gradient_checkpointing: bool = flag(False, "Less memory, more time.")
-    max_grad_norm: float = flag(1.0, "Norm to which the gradient is clipped; 0 does not clip.", low=0)
+    max_grad_norm: float = flag(1.0, "Norm to which the gradient is clipped; 0 or below does not clip.")
     adam_beta1: float = flag(0.9, "Beta 1 of AdamW.", low=0, below=1)
     adam_beta2: float = flag(0.999, "Beta 2 of AdamW.", low=0, below=1)
     adam_epsilon: float = flag(1e-6, "Epsilon of AdamW.", above=0)
@@ -65,7 +67,7 @@ class TrainConfig(hub.HubArguments, Arguments):
     eval_steps: int = flag(500, "Steps between evaluations; 0 evaluates at the end only.", low=0, group="saving")
     per_device_eval_batch_size: int = flag(32, "Samples in an evaluation batch.", above=0, group="saving")
     save_steps: int = flag(500, "Steps between checkpoints; 0 saves at the end only.", low=0, group="saving")
-    save_total_limit: int | None = flag(2, "Number of checkpoints that are kept.", low=1, group="saving")
+    save_total_limit: int | None = flag(2, "Number of checkpoints that are kept; 0 or below: all.", group="saving")
     load_best_model_at_end: bool = flag(False, "End with the best weights instead of the last.", group="saving")
     metric_for_best_model: str = flag("loss", "Figure by which a model is the best.", group="saving")
     greater_is_better: bool | None = flag(
@@ -370,7 +372,8 @@ class Run:
                 self.forward_backward(batch, counts)
         outputs = self.forward_backward(group[-1], counts)
         drop_frozen_gradients(self.optimizer, state.step)
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), config.max_grad_norm or math.inf))
+        longest = config.max_grad_norm if config.max_grad_norm > 0 else math.inf
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), longest))
         self.timers.lap("model")
         if not math.isfinite(norm) and self.accelerator.scaler is None:
             saved = checkpoint.checkpoints(self.output_dir)

@@ -12,7 +12,7 @@ begin(__name__, __file__)  # before the imports below, which take seconds
 from dataclasses import dataclass
 
 from hf_tiny import InputError
-from hf_tiny.arguments import Arguments, flag
+from hf_tiny.arguments import HIGHEST_SEED, Arguments, flag
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
 from hf_tiny.train import run
@@ -23,7 +23,7 @@ class Recipe(TokenizerArguments, CorpusArguments, Arguments):
     """Pack a part of a corpus into the cache, where a run with the same text, tokenizer, length and seed finds it."""
 
     part: str = flag("1/1", "3/16 is the third of 16 parts, which are 1/16 to 16/16. The order does not matter.")
-    seed: int = flag(42, "The --seed of the run.")
+    seed: int = flag(42, "The --seed of the run.", low=0, high=HIGHEST_SEED)
 
 
 def main(recipe: Recipe) -> None:

@@ -3,9 +3,10 @@
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args, get_type_hints
 
 import pytest
+from fixtures import tiny_run
 
 from hf_tiny import HfTinyElectraConfig, HfTinyReformerConfig, HfTinyViTConfig, InputError, arguments
 from hf_tiny.arguments import Arguments, flag
@@ -141,6 +142,11 @@ def test_booleans_in_a_file(tmp_path, text):
         (["--warmup_steps", "-3"], None, ["--warmup_steps -3: it must be 0 or above."]),
         (["--learning_rate", "nan"], None, ["--learning_rate nan: it must be a number."]),
         (["--output_dir", ""], None, ["--output_dir '': it is empty."]),
+        (["--max_steps", "0"], None, ["--max_steps 0: it must be other than 0."]),
+        (["--seed", "4294967296"], None, ["--seed 4294967296: it must be 0 or above and at most 4294967295."]),
+        (["--generator_size", "3"], None, ["--generator_size 3: it must be above 0 and at most 1."]),
+        (["--hidden_size", "-128"], None, ["--hidden_size -128: it must be above 0."]),
+        (["--hidden_dropout_prob", "nan"], None, ["--hidden_dropout_prob nan: it must be a number."]),
         (["--adam_beta1", "1"], None, ["--adam_beta1 1: it must be 0 or above and below 1."]),
         (["--share", "1.5"], None, ["--share 1.5: it must be 0 or above and at most 1."]),
         (["--rate", "0"], None, ["--rate 0: it must be above 0 and below 1."]),
@@ -299,3 +305,49 @@ def test_help_fits_on_a_few_screens_and_shows_what_holds(capsys, monkeypatch, co
     for words in ("--max_steps 1000000", "--learning_rate 0.0005", "--hidden_size 256", "--weight_decay 0.7"):
         assert words in text
     assert "The defaults are those of --size small." in text
+
+
+# All recipes
+
+ANY_NUMBER = {  # numbers without bounds, and why they need none
+    "max_grad_norm": "0 or below does not clip, as in Trainer",
+    "save_total_limit": "0 or below keeps all checkpoints, as in Trainer",
+    "length_penalty": "below 0 short texts are favoured, as in transformers' generate",
+}
+NEGATIVE = {  # numbers that may be below 0, and what that means
+    "max_steps": "by --num_train_epochs, as in Trainer",
+    "first_stage_steps": "half of --max_steps",
+    "trainable_layers": "all layers",
+}
+RECIPES = sorted(path.stem for path in (tiny_run.ROOT / "recipes").glob("*.py"))
+
+
+def is_number(kind) -> bool:
+    """int, float, and lists of them, also where None is allowed."""
+    parts = {part for one in (kind, *get_args(kind)) for part in (one, *get_args(one))}
+    return bool(parts & {int, float}) and bool not in parts and str not in parts
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_number_has_bounds(name):
+    recipe_class = tiny_run.recipe_module(name).Recipe
+    recipe, kinds = recipe_class(), get_type_hints(recipe_class)
+    arguments.check(recipe)  # the defaults are allowed
+    flags = {name: field for name, field in arguments._flags(recipe_class).items() if is_number(kinds[name])}
+    assert not [name for name in flags if not flags[name].metadata["bounds"] and name not in ANY_NUMBER]
+    assert all(set(field.metadata["bounds"]) <= set(arguments.BOUNDS) for field in flags.values())
+    for name in flags.keys() - ANY_NUMBER.keys() - NEGATIVE.keys():
+        with pytest.raises(InputError, match=f"^--{name} -7: it must be"):
+            arguments.check(dataclasses.replace(recipe, **{name: -7}))
+    for name, field in arguments._config_flags(recipe_class).items():
+        if is_number(field.type):
+            with pytest.raises(InputError, match=f"^--{name} -7: it must be"):
+                arguments.check(dataclasses.replace(recipe, given_settings={name: -7}))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_size_sets_is_allowed(name):
+    recipe_class = tiny_run.recipe_module(name).Recipe
+    for size in recipe_class.SIZES:
+        recipe = parse("--size", size, recipe_class=recipe_class)
+        arguments.check(dataclasses.replace(recipe, given_settings=recipe.model_settings))

@@ -85,7 +85,7 @@ def test_a_checkpoint_takes_the_place_of_a_damaged_one(tmp_path):
     [
         (2, None, [3, 4]),
         (1, None, [4]),
-        (0, None, [4]),
+        (0, None, [1, 2, 3, 4]),
         (None, None, [1, 2, 3, 4]),
         (1, 2, [2, 4]),
         (9, None, [1, 2, 3, 4]),

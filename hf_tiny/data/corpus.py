@@ -29,7 +29,7 @@ from datasets.table import MemoryMappedTable, concat_tables
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_tiny.arguments import flag
+from hf_tiny.arguments import check, flag
 from hf_tiny.data import builtin, packing, sources
 from hf_tiny.data.batches import Batch, Batches, Source
 from hf_tiny.data.encoding import Decoding, EncodingArguments
@@ -64,14 +64,14 @@ class CorpusArguments(EncodingArguments):
     )
     max_seq_length: int = flag(128, "Tokens in a block, special tokens included.", low=8)
     validation_split_percentage: float = flag(
-        5.0, "How much of the corpus is held out when there is no validation text."
+        5.0, "How much of the corpus is held out when there is no validation text.", above=0, below=100
     )
     preprocessing_num_workers: int | None = flag(None, "Processes that pack; all cores by default.", low=1)
     overwrite_cache: bool = flag(False, "Pack the blocks again.")
     streaming: bool = flag(False, "Read and pack the text while training, and keep nothing of it on the disk.")
     shuffle_buffer_size: int = flag(4096, "Number of blocks of a stream that are shuffled together.", low=1)
     dataset_weights: list[float] | None = flag(
-        None, "The share of each --train_file entry in the blocks of a stream, such as 0.7 0.3."
+        None, "The share of each --train_file entry in the blocks of a stream, such as 0.7 0.3.", above=0
     )
     dataloader_num_workers: int = flag(
         0, "Number of processes beside each training process that read and pack a stream.", low=0
@@ -87,6 +87,7 @@ class Corpus:
     """Text to train on and to evaluate on, split `train` and split `validation`."""
 
     def __init__(self, arguments: CorpusArguments, seed: int = 0):
+        check(arguments)
         self.arguments, self.seed = arguments, seed
 
     @cached_property
@@ -101,15 +102,9 @@ class Corpus:
         reading = Reading(arguments.text_column, arguments.sample_by, arguments.decoding)
         if validation_shards:
             return {"train": (shards, reading), "validation": (validation_shards, reading)}
-        percentage = arguments.validation_split_percentage
-        if not 0 < percentage < 100:
-            raise InputError(
-                f"--validation_split_percentage {percentage:g}: a run needs text to train on and held-out text to evaluate "
-                "on. Use a number between 0 and 100, such as 5, or give --validation_file."
-            )
         starts = (start for shard in shards for start, _ in packing.read_texts(shard, reading, Counter()) if start)
         many = sum(islice(starts, FEW_DOCUMENTS)) == FEW_DOCUMENTS
-        reading = replace(reading, held_out=percentage / 100, by_document=many)
+        reading = replace(reading, held_out=arguments.validation_split_percentage / 100, by_document=many)
         return {"train": (shards, reading), "validation": (shards, reading)}
 
     @property
@@ -201,9 +196,9 @@ class Corpus:
         """The corpora of each split of a stream: one, or with --dataset_weights one for each --train_file."""
         entries, weights, corpora = self.arguments.train_file or [], self.arguments.dataset_weights, [self]
         if weights:
-            if len(weights) != len(entries) or min(weights) <= 0:
+            if len(weights) != len(entries):
                 raise InputError(
-                    f"--dataset_weights {' '.join(map(str, weights))}: give a weight above 0 for each of the {len(entries)} "
+                    f"--dataset_weights {' '.join(map(str, weights))}: give a weight for each of the {len(entries)} "
                     "entries of --train_file."
                 )
             corpora = [Corpus(replace(self.arguments, train_file=[entry]), self.seed) for entry in entries]

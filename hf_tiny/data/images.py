@@ -48,7 +48,7 @@ class ImageArguments(SplitArguments):
     image_column: str = flag("image", "The column of a table that holds the image.")
     label_column: str = flag("label", "The column of a table that holds the label.")
     image_size: list[int] | None = flag(
-        None, "One number, or height and width; by default that of the model or of the images."
+        None, "One number, or height and width; by default that of the model or of the images.", low=1
     )
     validation_split_percentage: float | None = flag(
         None,
@@ -78,7 +78,7 @@ class LabelledImage:
 def read_images(arguments: ImageArguments, labelled: bool) -> dict[str, list[LabelledImage]]:
     """The images of `train`, `validation` and, if there is one, `test`. Without `labelled` nobody asks for labels."""
     check(arguments)
-    if (size := arguments.image_size) is not None and (len(size) > 2 or min(size) < 1):
+    if (size := arguments.image_size) is not None and len(size) > 2:
         raise InputError(f"--image_size {' '.join(map(str, size))}: give one number, or height and width.")
     splits = {"train": _digits()} if arguments.is_builtin else {}
     if arguments.dataset_name:

@@ -172,8 +172,8 @@ def _hold_out(items: list[Item], percentage: float, labels: Callable, together: 
     if not 0 < sum(held_out) < len(items):
         raise InputError(
             f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out {sum(held_out)}, but "
-            "a run needs some to train on and some to evaluate on. Use another number, such as 10, or give "
-            "--validation_file."
+            f"a run needs some to train on and some to evaluate on. Use a {'lower' if any(held_out) else 'higher'} number, "
+            "or give more examples or --validation_file."
         )
     train, validation = (
         [item for item, out in zip(items, held_out, strict=True) if out == part] for part in (False, True)

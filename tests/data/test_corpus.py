@@ -301,7 +301,7 @@ BAD = {
     "no text": ({"a.txt": "\n \n"}, {}, "shorter than one block: it has 0 tokens"),
     "short": ({"a.txt": "the old bridge"}, {}, "it has . tokens, and a block of --max_seq_length 32 needs 30"),
     "short held out": ({"a.txt": MANY}, {"validation_split_percentage": 0.01}, "Hold out more"),
-    "held out 0": ({"a.txt": MANY}, {"validation_split_percentage": 0.0}, "held-out text to evaluate on"),
+    "held out 0": ({"a.txt": MANY}, {"validation_split_percentage": 0.0}, "it must be above 0 and below 100"),
     "two sources": ({"a.txt": MANY}, {"dataset_name": "x"}, "not both"),
 }
 

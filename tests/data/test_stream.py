@@ -205,8 +205,8 @@ def test_weights_are_shares_of_the_blocks(tmp_path, tokenizer):
 
 BAD = [
     ({"max_steps": -1}, "--streaming needs --max_steps"),
-    ({"dataset_weights": [1.0, 2.0]}, "a weight above 0 for each of the 1 entries"),
-    ({"dataset_weights": [0.0]}, "a weight above 0"),
+    ({"dataset_weights": [1.0, 2.0]}, "a weight for each of the 1 entries"),
+    ({"dataset_weights": [0.0]}, "--dataset_weights 0: it must be above 0"),
     ({"validation_split_percentage": 0.01}, "held-out text is shorter than one block"),
     ({"streaming": False, "dataloader_num_workers": 2}, "are for --streaming"),
 ]
