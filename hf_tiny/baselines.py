@@ -113,16 +113,21 @@ class TextFeatures:
 
 def fit_texts(texts: Sequence[Sequence[str]], labels: Sequence, *, regression: bool) -> tuple[str, Callable]:
     """The name of a bag of words or of characters, whichever is better on folds of the data, and its answers to texts, each a
-    text or a pair of them."""
+    text or a pair of them.
+
+    labels: a class number of each text, 0 or 1 for each class, or a number to come close to.
+    """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
+    from sklearn.multiclass import OneVsRestClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.svm import LinearSVC
 
-    folds = (KFold if regression or min(Counter(labels).values()) < FOLDS else StratifiedKFold)(
-        FOLDS, shuffle=True, random_state=0
-    )
-    learners = {view: make_pipeline(TextFeatures(view), Ridge() if regression else LinearSVC()) for view in VIEWS}
+    labels = np.asarray(labels)
+    alike = not regression and labels.ndim == 1 and min(Counter(labels.tolist()).values()) >= FOLDS
+    folds = (StratifiedKFold if alike else KFold)(FOLDS, shuffle=True, random_state=0)
+    learner = Ridge() if regression else LinearSVC() if labels.ndim == 1 else OneVsRestClassifier(LinearSVC())
+    learners = {view: make_pipeline(TextFeatures(view), learner) for view in VIEWS}
     scores = {
         view: np.nan_to_num(cross_val_score(learner, texts, labels, cv=folds)).mean()
         for view, learner in learners.items()

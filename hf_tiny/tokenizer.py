@@ -318,6 +318,10 @@ def load_existing(option: str, name: str, needed_tokens: Sequence[str]) -> PreTr
         raise InputError(f"{option} {name}: no tokenizer could be loaded from there: {error}") from error
     if not tokenizer.is_fast:
         raise InputError(f"{option} {name}: it has no tokenizer.json; only fast tokenizers can be used.")
+    if set(tokenizer.get_vocab()) <= set(
+        tokenizer.all_special_tokens
+    ):  # what transformers makes of a folder without one
+        raise InputError(f"{option} {name}: there is no tokenizer: all text would be {tokenizer.unk_token}.")
     missing = [token for token in needed_tokens if token not in tokenizer.special_tokens_map]
     if missing:
         kind = "masked language models" if needed_tokens == NEEDED_TOKENS else "encoder-decoder models"

@@ -1,4 +1,4 @@
-"""Fine-tune an encoder to give a text, or a pair of texts, one label or a number.
+"""Fine-tune an encoder to give a text, or a pair of texts, labels or a number.
 
 hf-tiny finetune-classifier  # a built-in set, from scratch, under 2 minutes on 2 cores
 hf-tiny finetune-classifier --model_name_or_path runs/mine --train_file reviews.tsv --seeds 3
@@ -19,11 +19,12 @@ from hf_tiny.start import start_model, start_tokenizer
 from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
 from hf_tiny.tasks.classify import (
     ClassifyArguments,
-    TextEvaluation,
+    balanced_weights,
     is_regression,
     read_texts,
     text_baseline,
     text_card,
+    text_evaluation,
     text_features,
 )
 from hf_tiny.train import run
@@ -31,7 +32,7 @@ from hf_tiny.train import run
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ClassifyArguments, FinetuneConfig):
-    """Fine-tune an encoder to give a text, or a pair of texts, one label or a number."""
+    """Fine-tune an encoder to give a text, or a pair of texts, labels or a number."""
 
     output_dir: str = flag("runs/classifier", "Where the run leaves everything.")
 
@@ -40,14 +41,19 @@ def main(recipe: Recipe) -> dict[str, float]:
     texts = read_texts(recipe)
     labels = None if is_regression(texts, recipe) else find_labels(texts)
     tokenizer = start_tokenizer(recipe, lambda: [part for text in texts["train"] for part in text.texts])
-    model = start_model(recipe, AutoModelForSequenceClassification, tokenizer, **label_names(labels))
+    several = texts["train"][0].several is not None
+    model = start_model(recipe, AutoModelForSequenceClassification, tokenizer, **label_names(labels, several))
+    weights = balanced_weights(texts["train"], labels, model, recipe)
     return fine_tune(
         recipe,
         model,
         tokenizer,
-        {split: text_features(part, tokenizer, labels, recipe) for split, part in texts.items()},
+        {
+            split: text_features(part, tokenizer, labels, recipe, weights if split == "train" else None)
+            for split, part in texts.items()
+        },
         CollateWindows(tokenizer.pad_token_id),
-        lambda split, batches: TextEvaluation(batches, texts[split], labels, split),
+        lambda split, batches: text_evaluation(batches, texts[split], labels, split, recipe),
         text_card(recipe, texts, labels),
         lambda: text_baseline(texts, labels),
     )

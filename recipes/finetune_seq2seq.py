@@ -19,6 +19,7 @@ from hf_tiny.data.batches import BucketedBatches
 from hf_tiny.errors import InputError
 from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
 from hf_tiny.start import ENCODER_DECODER, StartArguments, start_tokenizer
+from hf_tiny.tasks import log_texts
 from hf_tiny.tasks.translate import (
     SIDES,
     BpeDropout,
@@ -83,6 +84,7 @@ def main(recipe: Recipe) -> dict[str, float]:
     settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}
     model = start_encoder_decoder(recipe, tokenizer, **settings)
     features = {split: pair_features(part, tokenizer, recipe) for split, part in pairs.items()}
+    log_texts(tokenizer, features["train"], SIDES)
     collate = CollatePairs(tokenizer.pad_token_id)
 
     def batches(split: str, size: int, vary=None) -> BucketedBatches:

@@ -42,6 +42,13 @@ def test_numbers_of_pairs_come_from_their_overlap():
     assert found.name.endswith("ridge regression") and found.figures["validation"]["spearmanr"] > 0.5
 
 
+def test_texts_with_several_labels():
+    rows = [("good long", ("x", "y")), ("good", ("x",)), ("long", ("y",)), ("so", ())] * 5
+    made = [Text(text, None, "", "", ".jsonl", {}, several) for text, several in rows]
+    found = text_baseline({"train": made, "validation": made[:4]}, ["x", "y"])
+    assert found.figures["validation"] == {"micro_f1": 1.0, "macro_f1": 1.0, "accuracy": 1.0}
+
+
 def test_too_few_texts_for_folds():
     rows = texts([("a good film", "1"), ("a bad film", "0")])
     assert text_baseline({"train": rows, "validation": rows}, ["0", "1"]).figures["validation"]["accuracy"] == 1.0

@@ -11,16 +11,18 @@ from functools import cache
 import datasets
 import pytest
 from fixtures import tiny_run
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig
 
 from hf_tiny import InputError
 from hf_tiny.arguments import Arguments, parse
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.tokenizer import (
+    NEEDED_TOKENS,
     SEQ2SEQ_NEEDED_TOKENS,
     TokenizerArguments,
     _sample,
     fertility,
+    load_existing,
     load_tokenizer,
     train_tokenizer,
 )
@@ -235,6 +237,13 @@ def test_bad_settings():
 def test_no_text():
     with pytest.raises(InputError, match="no text"):
         train_tokenizer([], TokenizerArguments())
+
+
+def test_a_model_without_a_tokenizer_is_no_tokenizer(tmp_path):
+    """transformers would make one that knows special tokens only: all text is [UNK]."""
+    BertConfig().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"--model_name_or_path .*: there is no tokenizer: all text would be \[UNK\]"):
+        load_existing("--model_name_or_path", str(tmp_path), NEEDED_TOKENS)
 
 
 def test_bad_given_tokenizers(tmp_path):

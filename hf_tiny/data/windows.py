@@ -210,7 +210,7 @@ def _carriers(ends: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True)
 class CollateWindows:
     """Features to a batch: arrays are padded on the right, numbers are stacked. What is not for the model stands under
-    `about`. The loss is divided by the number of labels."""
+    `about`. The loss is divided by the number of labels, or by the sum of their weights."""
 
     pad_token_id: int
     about: tuple[str, ...] = ("example",)
@@ -218,8 +218,9 @@ class CollateWindows:
     def __call__(self, features: Sequence[Feature]) -> Batch:
         sizes = torch.tensor([len(feature["input_ids"]) for feature in features])
         columns = {name: self.column(name, [feature[name] for feature in features]) for name in features[0]}
-        labels = columns["labels"]
+        labels, weights = columns["labels"], columns.pop("weight", None)
         items = len(labels) if labels.is_floating_point() else int(labels.ne(IGNORED).sum())
+        items = items if weights is None else float(weights.sum())
         return {
             **{name: column for name, column in columns.items() if name not in self.about},
             "attention_mask": (torch.arange(int(sizes.max())) < sizes[:, None]).long(),

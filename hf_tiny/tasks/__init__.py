@@ -3,25 +3,33 @@
 Here is what the tasks on encoders of text share.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, BaselineArguments, BaselineScores
 from hf_tiny.data.batches import Batch, BucketedBatches
-from hf_tiny.data.windows import Feature
+from hf_tiny.data.windows import IGNORED, Feature
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation
 from hf_tiny.hub import Card
+from hf_tiny.metrics import share
 from hf_tiny.models import SIZES, HfTinyElectraConfig
 from hf_tiny.start import TransferArguments, prepare
 from hf_tiny.tasks.pretrain import Forgetting
 from hf_tiny.tokenizer import TokenizerArguments
 from hf_tiny.train import TrainConfig, train
+
+logger = logging.getLogger(__name__)
+
+MOST_LABELS, MOST_CHARACTERS = 20, 160  # that are shown at the start of a run
+MOST_UNKNOWN = 0.05  # of the training text, before a run warns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +61,12 @@ class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, T
     )
 
 
-def label_names(labels: Sequence[str] | None) -> dict:
-    """What the configuration says of the labels; None is a number."""
+def label_names(labels: Sequence[str] | None, several: bool = False) -> dict:
+    """What the configuration says of the labels; None is a number. several: one may have any number of them."""
     if labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
     names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
-    return {"problem_type": "single_label_classification", **names}
+    return {"problem_type": f"{'multi' if several else 'single'}_label_classification", **names}
 
 
 def fine_tune(
@@ -77,6 +85,8 @@ def fine_tune(
     sides: the arrays of a feature that are padded.
     """
     check_features(model, tokenizer, features)
+    log_labels(features["train"], model.config.id2label)
+    log_texts(tokenizer, features["train"], sides)
     groups, callbacks = prepare(model, recipe)
     if recipe.baseline:
         callbacks.append(BaselineScores(baseline))
@@ -102,6 +112,43 @@ def fine_tune(
         processor=tokenizer,
         card=card,
     )
+
+
+def log_labels(features: list[Feature], names: dict[int, str]) -> None:
+    """How often each label occurs in the training data."""
+    labels = [np.asarray(feature["labels"]) for feature in features]
+    numbers, of_words = labels[0].dtype.kind == "f", labels[0].ndim > 0
+    if numbers or not of_words:  # of a text, and so of all its windows
+        labels = list({feature["example"]: label for feature, label in zip(features, labels, strict=True)}.values())
+    if numbers and not of_words:
+        logger.info(f"labels: numbers from {min(labels):g} to {max(labels):g}, on average {np.mean(labels):g}")
+        return
+    if numbers:  # 0 for each class that a text does not have
+        counts = np.count_nonzero(labels, axis=0)
+    else:
+        every = np.concatenate([label.ravel() for label in labels])
+        counts = np.bincount(every[every != IGNORED], minlength=len(names))
+    order = np.argsort(-counts, kind="stable")[:MOST_LABELS].tolist()
+    more = f" and {len(counts) - len(order):,} more" if len(counts) > len(order) else ""
+    logger.info(f"labels: {', '.join(f'{names[label]} {counts[label]:,}' for label in order)}{more}")
+
+
+def log_texts(
+    tokenizer: PreTrainedTokenizerBase, features: list[Feature], sides: tuple[str, ...] = ("input_ids",)
+) -> None:
+    """Two examples as the model reads them, and how much of the training text its tokenizer does not know."""
+    for feature in features[:2]:
+        texts = " | ".join(tokenizer.decode(feature[side].tolist()) for side in sides)
+        logger.info(f"for example: {texts[:MOST_CHARACTERS]}")
+    ids = np.concatenate([feature[side] for feature in features for side in sides])
+    special = [number for number in tokenizer.all_special_ids if number != tokenizer.unk_token_id]
+    unknown = share(ids[~np.isin(ids, special)] == tokenizer.unk_token_id)
+    logger.info(f"{tokenizer.unk_token or 'unknown tokens'}: {unknown:.2%} of the training text")
+    if unknown > MOST_UNKNOWN:
+        logger.warning(
+            f"The tokenizer does not know {unknown:.0%} of the training text: the model sees {tokenizer.unk_token} in its place. "
+            "Use a model for the language of the text, or start from scratch without --tokenizer_name."
+        )
 
 
 def check_features(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, features: dict[str, list[dict]]) -> None:

@@ -1,6 +1,7 @@
-"""N → 1: a label, or a number, for a text or a pair of texts."""
+"""N → 1: a label, several, or a number, for a text or a pair of texts."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from typing import ClassVar
 
 import datasets
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_tiny import report
@@ -22,7 +23,7 @@ from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
 from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
-from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss
+from hf_tiny.evaluation import Evaluation, Results, array, divides_by_count, loss_and_items, mean_loss
 from hf_tiny.hub import Card
 from hf_tiny.metrics import Metric, macro_f1, majority, share
 from hf_tiny.start import base_name
@@ -37,14 +38,20 @@ class ClassifyArguments(WindowArguments):
     text_column: str = flag("text", "The column that holds the text.")
     text_pair_column: str | None = flag(None, "The column that holds the second text of a pair.")
     label_column: str = flag("label", "The column that holds the label.")
+    label_separator: str | None = flag(
+        None, "What stands between labels where a text may have several, or none; cells with lists need no flag."
+    )
     do_regression: bool | None = flag(
         None, "Predict numbers; by default when all labels are numbers and some are not whole."
+    )
+    class_weights: str = flag(
+        "none", "balanced: all labels weigh the same in the loss, however rare.", choices=("none", "balanced")
     )
 
 
 @dataclass(frozen=True)
 class Text:
-    """kind: the suffix of its file. row: all columns of a table."""
+    """kind: the suffix of its file. row: all columns of a table. several: the labels, where a text may have any number."""
 
     text: str
     text_pair: str | None
@@ -52,10 +59,11 @@ class Text:
     place: str
     kind: str
     row: dict
+    several: tuple[str, ...] | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return (self.label,)
+        return (self.label,) if self.several is None else self.several
 
     @property
     def texts(self) -> list[str]:
@@ -66,14 +74,38 @@ class Text:
 
 
 def read_texts(arguments: ClassifyArguments) -> dict[str, list[Text]]:
-    return read_splits(
+    def every_label(texts: list[Text]) -> bool:
+        check_lines(texts)
+        return not is_regression({"train": texts}, arguments)
+
+    splits = read_splits(
         arguments,
         builtin.classified_files,
         partial(_file_texts, arguments=arguments),
         partial(_row_text, arguments=arguments),
         "texts",
-        labels=lambda texts: not is_regression({"train": texts}, arguments),
+        labels=every_label,
     )
+    first = splits["train"][0]
+    for text in chain.from_iterable(splits.values()):
+        if (text.several is None) != (first.several is None):
+            raise InputError(f"{text.place}: labels are lists in some rows and not in others, such as {first.place}.")
+    return splits
+
+
+def check_lines(texts: Sequence[Text]) -> None:
+    """Lines have labels where these repeat. Of the first words of raw text about half occur only once, however much text
+    there is."""
+    lines = [text for text in texts if text.kind == LINES]
+    counts = Counter(label for text in lines for label in text.labels)
+    single = {label for label, count in counts.items() if count == 1 and _number(label) is None}
+    if 3 * len(single) > len(counts):
+        text = next(text for text in lines if single.intersection(text.labels))
+        raise InputError(
+            f"{text.place}: is {text.label!r} the label of this line? {len(single):,} of {len(counts):,} first words occur only "
+            "once, as in raw text. Lines must be `label text`, with labels that repeat; a table needs a name that ends in "
+            f"{', '.join(sources.TABLES)}; raw text is for pretraining."
+        )
 
 
 def _file_texts(patterns: list[str], option: str, decoding: Decoding, arguments: ClassifyArguments) -> Iterator[Text]:
@@ -83,10 +115,10 @@ def _file_texts(patterns: list[str], option: str, decoding: Decoding, arguments:
             for place, row in sources.table_rows(path, decoding):
                 yield _row_text(kind, place, row, arguments)
         else:
-            yield from _line_texts(path, sources.numbered_lines(path, decoding))
+            yield from _line_texts(path, sources.numbered_lines(path, decoding), arguments)
 
 
-def _line_texts(path: str, lines: Iterable[tuple[int, str]]) -> Iterator[Text]:
+def _line_texts(path: str, lines: Iterable[tuple[int, str]], arguments: ClassifyArguments) -> Iterator[Text]:
     for number, line in lines:
         if line.strip():
             end = min((line + " ").index(" "), (line + "\t").index("\t"))
@@ -94,32 +126,55 @@ def _line_texts(path: str, lines: Iterable[tuple[int, str]]) -> Iterator[Text]:
                 raise InputError(
                     f"{path}:{number}: the line begins with a blank and not with a label, as `label text` does."
                 )
-            yield Text(line[end + 1 :], None, line[:end], f"{path}:{number}", LINES, {})
+            place = f"{path}:{number}"
+            yield Text(line[end + 1 :], None, line[:end], place, LINES, {}, _several(line[:end], place, arguments))
 
 
 def _row_text(kind: str, place: str, row: dict, arguments: ClassifyArguments) -> Text:
     text = sources.text_cell(row, arguments.text_column, place, "--text_column")
     pair_column = arguments.text_pair_column
     pair = None if pair_column is None else sources.text_cell(row, pair_column, place, "--text_pair_column")
-    label = sources.cell(row, arguments.label_column, place, "--label_column")
-    if label is None or not (label := str(label).strip()):
-        raise InputError(f"{place}: the label, column {arguments.label_column!r}, is empty. Give one, or drop the row.")
-    return Text(text, pair, label, place, kind, row)
+    value = sources.cell(row, arguments.label_column, place, "--label_column")
+    several = _several(value, place, arguments)
+    label = label_name(value, place, arguments.label_column) if several is None else ", ".join(several)
+    return Text(text, pair, label, place, kind, row, several)
+
+
+def _several(value, place: str, arguments: ClassifyArguments) -> tuple[str, ...] | None:
+    """The labels of a list, or of a text with separators; None where a text has one label."""
+    if arguments.label_separator and isinstance(value, str | None):
+        parts = (part.strip() for part in (value or "").split(arguments.label_separator))
+        value = [part for part in parts if part]
+    if not isinstance(value, list):
+        return None
+    return tuple(dict.fromkeys(label_name(each, place, arguments.label_column) for each in value))
+
+
+def label_name(value, place: str, column: str) -> str:
+    """A label as text. NaN is no label, whether it is a number or what a table says where there is none."""
+    name = "" if value is None else str(value).strip()
+    if not name or name.lower() == "nan":
+        raise InputError(f"{place}: the label, column {column!r}, is {name or 'empty'}. Give one, or drop the row.")
+    if isinstance(value, dict | list):
+        raise InputError(f"{place}: {column!r} holds {value!r}. A label is a text or a number, or a list of these.")
+    return name
 
 
 def is_regression(texts: dict[str, list[Text]], arguments: ClassifyArguments) -> bool:
     """Whether labels are numbers to come close to: as the flag says, else when all are numbers and one is not whole."""
     if arguments.do_regression is False:
         return False
-    values = []
-    for text in chain.from_iterable(texts.values()):
-        value = _number(text.label)
-        if value is None:
-            if arguments.do_regression:
-                raise InputError(f"{text.place}: the label {text.label!r} is not a number, as --do_regression needs.")
-            return False
-        values.append(value)
-    return bool(arguments.do_regression) or any(value != round(value) for value in values)
+    all_texts = list(chain.from_iterable(texts.values()))
+    values = [None if text.several is not None else _number(text.label) for text in all_texts]
+    whole = [value is None or value == round(value) for value in values]
+    if None in values and (arguments.do_regression or not all(whole)):
+        wrong, number = all_texts[values.index(None)], all_texts[whole.index(False) if not all(whole) else 0]
+        reason = "as --do_regression needs" if all(whole) else f"as that of {number.place} is, {number.label!r}"
+        raise InputError(
+            f"{wrong.place}: the label {wrong.label!r} is not a number, {reason}. Correct it, or give --do_regression False if "
+            "labels are names."
+        )
+    return None not in values and (bool(arguments.do_regression) or not all(whole))
 
 
 def _number(label: str) -> float | None:
@@ -130,19 +185,51 @@ def _number(label: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def balanced_weights(
+    texts: Sequence[Text], labels: Sequence[str] | None, model: PreTrainedModel, arguments: ClassifyArguments
+) -> np.ndarray | None:
+    """What a text of each label weighs, the rarer the more; None: all texts weigh the same."""
+    if arguments.class_weights == "none":
+        return None
+    if labels is None or texts[0].several is not None:
+        raise InputError("--class_weights: this is for texts with one label each. Leave the flag out.")
+    if not divides_by_count(model):
+        raise InputError(
+            f"--class_weights: transformers' {type(model).__name__} has a loss of its own, without weights. Convert the model to "
+            "hf_tiny's with `hf-tiny convert`, or leave the flag out."
+        )
+    counts = Counter(text.label for text in texts)
+    # Only their proportions matter, since the loss is divided by their sum. None is below 1: that is the least divisor.
+    return np.array([max(counts.values()) / counts[label] for label in labels], dtype=np.float32)
+
+
 def text_features(
     texts: Sequence[Text],
     tokenizer: PreTrainedTokenizerBase,
     labels: Sequence[str] | None,
     arguments: ClassifyArguments,
+    weights: np.ndarray | None = None,
 ) -> list[Feature]:
-    """input_ids, token_type_ids (if the model has them), labels (a number to come close to when `labels` is None) and
-    example, the index of the text. All windows of a text have its label."""
+    """input_ids, token_type_ids (if the model has them), labels and example, the index of the text. All windows of a text
+    have its label: a class number; of several 0 or 1 for each class; a number to come close to when `labels` is None.
+
+    weights: of each label. Then labels are the weight in the place of the class, and 0 in the others, as a cross entropy
+        with probabilities takes them; and weight is the text's share of what the loss is divided by.
+    """
     numbers = {label: number for number, label in enumerate(labels or [])}
+
+    def answer(text: Text) -> dict:
+        if labels is None:
+            return {"labels": float(text.label)}
+        chosen = np.isin(labels, text.labels).astype(np.float32)
+        if weights is not None:
+            return {"labels": weights * chosen, "weight": float(weights @ chosen)}
+        return {"labels": numbers[text.label] if text.several is None else chosen}
+
     encoder = arguments.encoder(tokenizer)
     windows = encoder.texts([text.text for text in texts], [text.text_pair for text in texts])
     return [
-        {**window, "labels": float(text.label) if labels is None else numbers[text.label], "example": example}
+        {**window, **answer(text), "example": example}
         for example, (text, found) in enumerate(zip(texts, windows, strict=True))
         for window in found
     ]
@@ -166,6 +253,23 @@ class Classification(Metric):
             "matthews_correlation": float(matthews_corrcoef(references, predictions)) if several else 0.0,
             "majority": majority(references),
         }
+
+
+class SeveralLabels(Metric):
+    """F1 of 0 or 1 for each label: over all of them (`micro_f1`), and the mean over labels (`macro_f1`). `accuracy`: how
+    often all labels of a text are right."""
+
+    INPUTS: ClassVar[dict] = dict.fromkeys(("predictions", "references"), datasets.List(datasets.Value("int64")))
+
+    def _compute(self, predictions: list[list[int]], references: list[list[int]]) -> dict[str, float]:
+        from sklearn.metrics import f1_score
+
+        found, gold = np.asarray(predictions), np.asarray(references)
+        figures = {
+            f"{average}_f1": float(f1_score(gold, found, average=average, zero_division=0))
+            for average in ("micro", "macro")
+        }
+        return {**figures, "accuracy": share((found == gold).all(1))}
 
 
 class Regression(Metric):
@@ -215,6 +319,44 @@ class TextEvaluation(Evaluation):
             report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold_texts(self.results), found)
 
 
+class SeveralLabelsEvaluation(TextEvaluation):
+    """A label is predicted where its probability is above one half.
+
+    separator: None where cells are lists.
+    """
+
+    labels: Sequence[str]
+
+    def __init__(
+        self, batches: Source, texts: Sequence[Text], labels: Sequence[str], split: str, separator: str | None
+    ):
+        super().__init__(batches, texts, labels, split)
+        self.metric, self.separator = SeveralLabels(), separator
+
+    def compute(self, results: Results) -> dict[str, float]:
+        found, gold = _mean_logits(results) > 0, gold_texts(results)
+        figures = self.metric.compute(predictions=found.astype(int).tolist(), references=gold.astype(int).tolist())
+        return {"loss": mean_loss(results), **figures}
+
+    def report(self, folder: Path) -> None:
+        rows = []
+        for text, logits in zip(self.texts, _mean_logits(self.results), strict=True):
+            chosen = np.flatnonzero(logits > 0)
+            answer = [[self.labels[label] for label in chosen], (1 / (1 + np.exp(-logits[chosen]))).round(4).tolist()]
+            if self.separator is not None:
+                answer = [self.separator.join(map(str, part)) for part in answer]
+            rows.append((text.kind, _predicted(text, *answer)))
+        predictions.write(rows, folder, f"{self.split}_predictions")
+
+
+def text_evaluation(
+    batches: Source, texts: Sequence[Text], labels: Sequence[str] | None, split: str, arguments: ClassifyArguments
+) -> TextEvaluation:
+    if labels is None or texts[0].several is None:
+        return TextEvaluation(batches, texts, labels, split)
+    return SeveralLabelsEvaluation(batches, texts, labels, split, arguments.label_separator)
+
+
 def predict_texts(results: Results) -> np.ndarray:
     """For each example, in order: its label id, or its value where the model has one output only."""
     means = _mean_logits(results)
@@ -242,7 +384,7 @@ def gold_texts(results: Results) -> np.ndarray:
     return results["labels"][np.unique(results["example"], return_index=True)[1]]
 
 
-def _predicted(text: Text, prediction: str, score: float | None) -> str | dict:
+def _predicted(text: Text, prediction: str | list, score: float | str | list | None) -> str | dict:
     """The row with columns `prediction` and `prediction_score`; of a line the same with tabs between: the label, the
     prediction, its score, the text. A number that is predicted has no score."""
     found = {"prediction": prediction} | ({} if score is None else {"prediction_score": score})
@@ -253,13 +395,16 @@ def _predicted(text: Text, prediction: str, score: float | None) -> str | dict:
 
 def text_baseline(texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Baseline:
     numbers = {label: number for number, label in enumerate(labels or [])}
+    several = texts["train"][0].several is not None
 
     def gold(part: Sequence[Text]) -> list:
+        if several:
+            return [np.isin(labels, text.labels).astype(int) for text in part]
         return [float(text.label) if labels is None else numbers[text.label] for text in part]
 
     learned = sample(texts["train"], "texts")
     name, predict = fit_texts([text.texts for text in learned], gold(learned), regression=labels is None)
-    metric = Regression() if labels is None else Classification()
+    metric = Regression() if labels is None else SeveralLabels() if several else Classification()
     figures = {
         split: metric.compute(predictions=predict([text.texts for text in part]), references=gold(part))
         for split, part in texts.items()
@@ -278,6 +423,11 @@ def text_card(recipe, texts: dict[str, list[Text]], labels: Sequence[str] | None
         base=base_name(recipe),
         example=texts["validation"][0].text[:100],
         labels=labels,
-        scoring="A long text is the mean of its windows. `majority` is the accuracy of always giving the most frequent "
-        "label.",
+        scoring="A long text is the mean of its windows. "
+        + (
+            "`majority` is the accuracy of always giving the most frequent label."
+            if texts["train"][0].several is None
+            else "A label is given where its probability is above one half. `micro_f1` is over all labels together, "
+            "`macro_f1` the mean over labels, `accuracy` the share of texts whose labels are all right."
+        ),
     )

@@ -28,6 +28,7 @@ from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_
 from hf_tiny.hub import Card
 from hf_tiny.metrics import Metric, macro_f1, majority, share
 from hf_tiny.start import base_name
+from hf_tiny.tasks.classify import label_name
 from hf_tiny.tokenizer import is_wordpiece, split_into_characters
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ def _row_sentence(kind: str, place: str, row: dict, arguments: TagArguments) -> 
     tags = sources.list_cell(row, arguments.label_column, place, "--label_column")
     if len(words) != len(tags):
         raise InputError(f"{place}: there are {len(words)} words and {len(tags)} tags; each word needs one.")
-    tags = tuple(None if tag is None else str(tag) for tag in tags)
+    tags = tuple(None if tag is None else label_name(tag, place, arguments.label_column) for tag in tags)
     return Sentence(tuple(map(str, words)), tags, place, kind, (json.dumps(row, ensure_ascii=False, default=str),))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,24 +12,29 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+import torch.nn.functional as F
 from fixtures import files, tagged_words
 from fixtures.tagged_words import KOREAN, WORDS, gather, groupings
+from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import ModelOutput
 
-from hf_tiny import InputError, report
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForSequenceClassification, InputError, report
 from hf_tiny.arguments import Arguments, parse
 from hf_tiny.data import builtin
 from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
+from hf_tiny.tasks import log_labels, log_texts
 from hf_tiny.tasks.classify import (
     Classification,
     ClassifyArguments,
     Regression,
     Text,
     TextEvaluation,
+    balanced_weights,
     is_regression,
     predict_texts,
     read_texts,
+    text_evaluation,
     text_features,
 )
 
@@ -163,7 +168,9 @@ def test_pairs_and_numbers(write, tmp_path):
     plain, number = ClassifyArguments(), ClassifyArguments(do_regression=True)
     assert not is_regression(whole, plain) and is_regression(whole, number)
     assert not is_regression(splits, ClassifyArguments(do_regression=False))
-    assert not is_regression({"train": [text("a", label="1.5"), text("a", label="nan")]}, plain)
+    with pytest.raises(InputError, match=r"there: the label 'N/A' is not a number, as that of here is, '1.5'"):
+        is_regression({"train": [text("a", label="1.5"), replace(text("a", label="N/A"), place="there")]}, plain)
+    assert not is_regression({"train": [text("a", label="1"), text("a", label="N/A")]}, plain)
     with pytest.raises(InputError, match="here: the label 'x' is not a number"):
         is_regression({"train": [text("a", label="x")]}, number)
     judge = TextEvaluation(None, splits["train"], None, "test")
@@ -194,6 +201,12 @@ def test_numbers_are_held_out_though_none_comes_twice(write):
         ("a.jsonl", '{"text": 3, "label": 1}\n', r"a.jsonl:1: 'text' is 3 and must be text"),
         ("a.jsonl", '{"text": "a", "label": null}\n', r"a.jsonl:1: the label, column 'label', is empty"),
         ("a.tsv", "text\tlabel\na\t \n", r"a.tsv:2: the label, column 'label', is empty"),
+        ("a.tsv", "text\tlabel\na\t1.5\nb\tnan\n", r"a.tsv:3: the label, column 'label', is nan. Give one, or drop the row"),
+        ("a.jsonl", '{"text": "a", "label": NaN}\n', r"a.jsonl:1: the label, column 'label', is nan"),
+        ("a.jsonl", '{"text": "a", "label": [["x"]]}\n', r"a.jsonl:1: 'label' holds \['x'\]. A label is a text or a number"),
+        ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', r"a.jsonl:1: 'label' holds {'x': 1}"),
+        ("a.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": "x"}', r"a.jsonl:2: labels are lists in some rows"),
+        ("a.txt", "A ship sails.\nThe moon is up.\nThe end\n", r"a.txt:1: is 'A' the label of this line\? 1 of 2 first words"),
         ("a.txt", "1 a\n b\n", r"a.txt:2: the line begins with a blank"),
         ("a.tsv", b"text\tlabel\na\t1\n\xff\t1\n", r"a.tsv:3: the byte at offset 15 of the file is not UTF-8"),
         ("a.tsv", "text\tlabel\n", r"a.tsv: there are no texts in it to train on"),
@@ -203,6 +216,49 @@ def test_numbers_are_held_out_though_none_comes_twice(write):
 def test_mistakes_in_texts_are_named_with_their_place(write, name, content, message):
     with pytest.raises(InputError, match=f"(?s){message}"):
         texts_of(write(name, content))
+
+
+def test_raw_text_is_not_taken_for_labels(write):
+    """Of the first words of prose about half occur once: here of a licence."""
+    lines = (Path(__file__).parents[2] / "LICENSE").read_text().splitlines()
+    lines = [line.strip() for line in lines if line.strip()]
+    with pytest.raises(InputError, match=r"a.txt:\d+: is '\S+' the label of this line\?.*raw text is for pretraining"):
+        texts_of(write("a.txt", "\n".join(lines)))
+    many = [f"intent_{number % 150} text" for number in range(1000)] + ["rare text"]
+    assert len(texts_of(write("b.txt", "\n".join(many)))) == 1001
+
+
+SEVERAL = [("a good film", ["fun", "long"]), ("끝까지 봤다", []), ("he said no", ["long"]), ("no", ["sad", "fun"])]
+
+
+@pytest.mark.parametrize("separator", [None, ";"])
+def test_texts_with_several_labels(write, tmp_path, separator):
+    if separator is None:
+        rows = [json.dumps({"text": text, "label": labels}, ensure_ascii=False) for text, labels in SEVERAL]
+        path = write("a.jsonl", "\n".join(rows))
+    else:
+        path = write("a.tsv", "text\tlabel\n" + "".join(f"{text}\t{'; '.join(labels)}\n" for text, labels in SEVERAL))
+    texts = texts_of(path, label_separator=separator)
+    assert [text.several for text in texts] == [tuple(labels) for _, labels in SEVERAL]
+    labels, arguments = find_labels({"train": texts}), ClassifyArguments(label_separator=separator)
+    assert labels == ["fun", "long", "sad"] and not is_regression({"train": texts}, arguments)
+    tokenizer = tagged_words.tokenizer("wordpiece")
+    batch = CollateWindows(0)(text_features(texts, tokenizer, labels, arguments))
+    assert batch["labels"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert batch["labels"].dtype == torch.float32 and batch["num_items_in_batch"][0] == 4
+    judge = text_evaluation(None, texts, labels, "dev", arguments)
+    logits = torch.tensor([[3.0, -1.0, -2.0], [-1.0, -1.0, -3.0], [-1.0, 1.0, -2.0], [2.0, 1.0, 1.0]])
+    outputs = ModelOutput(loss=torch.tensor(0.5), logits=logits)
+    judge.results = judge.collect(outputs, batch)
+    # Right: fun twice, long once, sad once; found beside these: long; missed: long.
+    expected = {"loss": 0.5, "micro_f1": 8 / 10, "macro_f1": (1 + 1 / 2 + 1) / 3, "accuracy": 1 / 2}
+    assert judge.compute(judge.results) == pytest.approx(expected)
+    judge.report(tmp_path)
+    (written,) = tmp_path.glob("dev_predictions.*")
+    again = texts_of(str(written), label_column="prediction", label_separator=separator)
+    assert [text.several for text in again] == [("fun",), (), ("long",), ("fun", "long", "sad")]
+    score = again[0].row["prediction_score"]
+    assert ([score] if separator else score) == [pytest.approx(0.9526, abs=1e-4) if separator is None else "0.9526"]
 
 
 def test_what_is_not_gzip_is_named(tmp_path):
@@ -245,6 +301,77 @@ def test_all_windows_of_a_text_have_its_label(kind):
     assert batch["attention_mask"].sum(1).tolist() == sizes
     (feature,) = text_features([text("fox", label="1.5")], tokenizer, None, ClassifyArguments())
     assert feature["labels"] == 1.5 and feature["input_ids"].tolist() == tokenizer("fox")["input_ids"]
+
+
+def small_classifier(**settings) -> HfTinyElectraForSequenceClassification:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = HfTinyElectraConfig(vocab_size=300, embedding_size=16, hidden_dropout_prob=0.0, **sizes, **settings)
+    return HfTinyElectraForSequenceClassification(config).eval()
+
+
+def test_weights_of_classes_are_exact_in_any_number_of_micro_batches():
+    """The loss of all is the weighted mean, as torch's cross entropy has it with weights."""
+    labels = ["a", "b", "c"]
+    texts = [text(" ".join(WORDS[: 2 + place]), label=label) for place, label in enumerate("aaabaacaab")]
+    arguments = ClassifyArguments(class_weights="balanced")
+    model, tokenizer = small_classifier(num_labels=3), tagged_words.tokenizer("wordpiece")
+    weights = balanced_weights(texts, labels, model, arguments)
+    assert weights.tolist() == [1.0, 3.5, 7.0]  # 7, 2 and 1 of 10
+    features = text_features(texts, tokenizer, labels, arguments, weights)
+    collate, plain = CollateWindows(0), text_features(texts, tokenizer, labels, arguments)
+    batch = CollateWindows(0)(plain)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    expected = F.cross_entropy(model(**inputs).logits, batch["labels"], weight=torch.from_numpy(weights))
+    for parts in groupings(len(features)):
+        batches = [collate([features[place] for place in places]) for places in parts]
+        counts = torch.stack([batch["num_items_in_batch"] for batch in batches]).sum(0)
+        assert counts[0] == 21.0 and all(batch.keys() == inputs.keys() | OTHERS for batch in batches)
+        calls = ({name: batch[name] for name in (*inputs, "labels")} for batch in batches)
+        loss = sum(model(**call, num_items_in_batch=counts).loss for call in calls)
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+OTHERS = {"labels", "about", "num_items_in_batch"}
+
+
+def test_what_weights_of_classes_are_not_for():
+    arguments, texts = ClassifyArguments(class_weights="balanced"), [text("a", label="1.5")]
+    with pytest.raises(InputError, match="--class_weights: this is for texts with one label each"):
+        balanced_weights(texts, None, small_classifier(), arguments)
+    bert = BertForSequenceClassification(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.raises(
+        InputError, match="--class_weights: transformers' BertForSequenceClassification has a loss of its own"
+    ):
+        balanced_weights(texts, ["1.5"], bert, arguments)
+    assert balanced_weights(texts, ["1.5"], bert, ClassifyArguments()) is None
+
+
+# What a run says of its data
+
+
+def test_labels_and_texts_are_told_before_training(caplog):
+    caplog.set_level("INFO")
+    tokenizer, arguments = tagged_words.tokenizer("wordpiece"), ClassifyArguments(max_seq_length=16, doc_stride=4)
+    texts = [text("the fox", label="b"), text(" ".join(WORDS * 3), label="a"), text("a dog", label="b")]
+    features = text_features(texts, tokenizer, ["a", "b"], arguments)
+    assert len(features) > 3
+    log_labels(features, {0: "a", 1: "b"})
+    log_texts(tokenizer, features)
+    assert "labels: b 2, a 1" in caplog.text  # texts, not windows
+    assert "for example: [CLS] the fox [SEP]" in caplog.text and "[UNK]: 0.00% of the training text" in caplog.text
+    log_labels([{"labels": value, "example": place} for place, value in enumerate((1.5, 4.0))], {})
+    assert "labels: numbers from 1.5 to 4, on average 2.75" in caplog.text
+    log_labels(
+        [{"labels": np.array(row, np.float32), "example": sum(row)} for row in ([1, 1], [0, 1])], {0: "x", 1: "y"}
+    )
+    assert "labels: y 2, x 1" in caplog.text
+    words = [{"labels": np.array([-100, place, place % 25]), "example": 0} for place in range(40)]
+    log_labels(words, {place: f"t{place}" for place in range(40)})
+    assert "t0 3, t1 3" in caplog.text and "and 20 more" in caplog.text
+    assert not any(record.levelname == "WARNING" for record in caplog.records if "training text" in record.message)
+    log_texts(tokenizer, text_features([text("日本語 fox the dog")], tokenizer, ["0"], arguments))
+    assert "The tokenizer does not know 50% of the training text: the model sees [UNK] in its place" in caplog.text
 
 
 # Figures

@@ -244,6 +244,7 @@ def test_an_entity_has_a_beginning(tags, expected):
         ("a.conll", "EU O\nrejects\n", {}, r"a.conll:2: this line has 1 columns"),
         ("a.conll", "EU O\nrejects VBZ O\n", {}, r"a.conll:2: this line has 3 columns.*the first line, 2"),
         ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', {}, r"a.jsonl:1: there are 2 words and 1 tags"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [NaN]}', {}, r"a.jsonl:1: the label, column 'tags', is nan"),
         ("a.jsonl", '{"tokens": "a b", "tags": ["O"]}', {}, r"a.jsonl:1: 'tokens' is 'a b' and must be a list"),
         ("a.conll", "EU O\n", {"tag_field": "xpos"}, r"--tag_field xpos: this is for CoNLL-U"),
         ("a.conll", "-DOCSTART- O\n\n", {}, r"a.conll: there are no sentences in it to train on"),
