@@ -5,8 +5,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -27,9 +29,12 @@ from transformers.utils import logging as transformers_logging
 from . import checkpoint
 from .arguments import flag
 from .callbacks import L2SP, Callback, MergeLora
+from .data import statistics
+from .data.corpus import Corpus, CorpusArguments
 from .errors import InputError, require
 from .models import HfTinyReformerConfig
 from .optim import depths, layer_groups
+from .processes import on_main
 from .tokenizer import NEEDED_TOKENS, SEQ2SEQ_NEEDED_TOKENS, load_existing, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,10 +45,21 @@ NEED_PRETRAINED = {"trainable_layers": -1, "reinit_layers": 0, "lora_rank": 0, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartArguments:
-    """What to start from."""
+class InitArguments:
+    """What a model from scratch knows."""
 
     GROUP: ClassVar[str] = "model"
+
+    init: str | None = flag(
+        None,
+        "From scratch: statistics (of the data: similar words begin with similar embeddings; the default) or random.",
+        choices=("statistics", "random"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartArguments(InitArguments):
+    """What to start from."""
 
     model_name_or_path: str | None = flag(None, "The pretrained model to start from: a folder or a Hub id.")
     config_name: str | None = flag(
@@ -99,6 +115,7 @@ IMAGE_CLASSIFIER = Kind(
 def check(recipe: StartArguments) -> None:
     """Refuse combinations that have no meaning, before any data is prepared."""
     settings = vars(recipe)
+    check_init(recipe)
     if recipe.model_name_or_path and recipe.config_name:
         raise InputError("Give --model_name_or_path (its weights) or --config_name (from scratch), not both.")
     for name, unused in NEED_PRETRAINED.items():
@@ -108,6 +125,17 @@ def check(recipe: StartArguments) -> None:
         raise InputError("--lora_rank leaves the encoder's weights as they are: leave out --reinit_layers.")
     if -1 < settings.get("trainable_layers", -1) < settings.get("reinit_layers", 0):
         raise InputError("--reinit_layers must not exceed --trainable_layers: what is initialised must be trained.")
+
+
+def check_init(recipe) -> None:
+    """Both flags are for a model from scratch."""
+    given = {"init": recipe.init if recipe.init == "statistics" else None, "raw_file": vars(recipe).get("raw_file")}
+    for name, value in given.items():
+        if value and recipe.model_name_or_path:
+            raise InputError(
+                f"--{name} is for a model from scratch: --model_name_or_path {recipe.model_name_or_path} has learned its "
+                "embeddings. Leave out one of the two."
+            )
 
 
 def named(recipe: StartArguments) -> tuple[str, str | None]:
@@ -160,23 +188,35 @@ def start_tokenizer(
     option, name = named(recipe)
     if name:
         read_config(option, name, kind)  # a model that cannot be used is refused as such, not for its tokenizer
+    if raw := raw_corpus(recipe):
+        own, texts = texts, lambda: chain(raw.documents(), own())
     if name and not recipe.tokenizer_name:
         try:
             return load_existing(option, name, kind.needed_tokens)
         except InputError as error:
             raise InputError(f"{error} A tokenizer from elsewhere can be given by --tokenizer_name.") from error
     if fingerprint is None and not recipe.tokenizer_name:
-        fingerprint = hashlib.sha256("\n".join(texts()).encode(errors="replace")).hexdigest()
+        content = "\n".join(own() if raw else texts())
+        fingerprint = hashlib.sha256(content.encode(errors="replace")).hexdigest() + (raw.fingerprint if raw else "")
     return load_tokenizer(
         recipe, texts, fingerprint or "", model_max_length=model_max_length, needed_tokens=kind.needed_tokens
     )
 
 
-def start_model(recipe, auto_class, tokenizer: PreTrainedTokenizerBase, kind: Kind = ENCODER, **changes):
+def start_model(
+    recipe,
+    auto_class,
+    tokenizer: PreTrainedTokenizerBase,
+    kind: Kind = ENCODER,
+    *,
+    texts: Callable[[], Iterable[str]] | None = None,
+    **changes,
+):
     """The model to train: pretrained, or from scratch.
 
     auto_class: an Auto class of transformers, or anything that has `from_pretrained(name, **changes)` and
         `from_config(encoder_config, **changes)`.
+    texts: to train on: a model from scratch starts from their statistics, and from those of --raw_file; None: it does not.
     changes: to the configuration, such as the labels.
     """
     option, name = named(recipe)
@@ -199,7 +239,63 @@ def start_model(recipe, auto_class, tokenizer: PreTrainedTokenizerBase, kind: Ki
     except ValueError as error:
         raise InputError(f"{f'{option} {name}: ' if name else ''}no such model for this task: {error}") from error
     logger.info(f"{type(model).__name__}: from scratch, {model.num_parameters():,} parameters.")
+    if texts is not None:
+        start_words(recipe, model, lambda: text_statistics(recipe, tokenizer, texts()))
     return model
+
+
+# Corpus statistics
+
+
+def raw_corpus(recipe) -> Corpus | None:
+    """The text of --raw_file. Given as validation text too, nothing of it is held out."""
+    files = vars(recipe).get("raw_file")
+    return Corpus(CorpusArguments(train_file=files, validation_file=files)) if files else None
+
+
+def text_statistics(recipe, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]):
+    """How often tokens stand near each other in the texts, and in --raw_file."""
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    counts = statistics.text_counts((one.ids for one in encoded), len(tokenizer))
+    raw = raw_corpus(recipe)
+    return counts + raw.pair_counts(tokenizer) if raw else counts
+
+
+def start_words(recipe, model: PreTrainedModel, counts: Callable) -> bool:
+    """Let the word embeddings of a new model start from the counts that `counts()` gives, unless the recipe or a lack of
+    text forbids it; returns whether they do. The main process computes them for all."""
+    if recipe.init == "random" or vars(recipe).get("model_name_or_path"):
+        return False
+    table = model.get_input_embeddings()
+
+    def vectors() -> np.ndarray | None:
+        found = counts()
+        tokens, size = statistics.num_tokens(found), found.shape[0]
+        if tokens < statistics.LEAST_TOKENS * size:
+            logger.warning(f"{tokens:,} tokens of text say too little of {size:,}: the embeddings start at random.")
+            return None
+        return statistics.token_vectors(found, table.embedding_dim)
+
+    found = on_main(vectors)
+    if found is None:
+        return False
+    tables = [table.weight for name, table in model.named_modules() if name.endswith("word_embeddings")]
+    set_words({id(weight): weight for weight in (table.weight, *tables)}.values(), found)
+    logger.info(
+        f"Word embeddings start from corpus statistics: {int(found.any(1).sum()):,} tokens in {found.shape[1]} dimensions."
+    )
+    return True
+
+
+@torch.no_grad()
+def set_words(tables: Iterable[torch.Tensor], vectors: np.ndarray) -> None:
+    """Scaled to the mean norm of the usual initialisation, which tokens without a vector keep, and dimensions beyond the
+    rank of the counts."""
+    known = torch.from_numpy(np.flatnonzero(vectors.any(1)))
+    rows = torch.from_numpy(vectors)[known]
+    for table in tables:
+        scale = table.norm(dim=1).mean() / rows.norm(dim=1).mean()
+        table[known, : rows.shape[1]] = (rows * scale).to(table)
 
 
 def pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:

@@ -40,9 +40,13 @@ class Recipe(ClassifyArguments, FinetuneConfig):
 def main(recipe: Recipe) -> dict[str, float]:
     texts = read_texts(recipe)
     labels = None if is_regression(texts, recipe) else find_labels(texts)
-    tokenizer = start_tokenizer(recipe, lambda: [part for text in texts["train"] for part in text.texts])
-    several = texts["train"][0].several is not None
-    model = start_model(recipe, AutoModelForSequenceClassification, tokenizer, **label_names(labels, several))
+
+    def training_texts() -> list[str]:
+        return [part for text in texts["train"] for part in text.texts]
+
+    tokenizer = start_tokenizer(recipe, training_texts)
+    names = label_names(labels, several=texts["train"][0].several is not None)
+    model = start_model(recipe, AutoModelForSequenceClassification, tokenizer, texts=training_texts, **names)
     weights = balanced_weights(texts["train"], labels, model, recipe)
     return fine_tune(
         recipe,

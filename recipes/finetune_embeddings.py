@@ -38,8 +38,14 @@ class Recipe(EmbedArguments, FinetuneConfig):
 def main(recipe: Recipe) -> dict[str, float]:
     pairs = read_text_pairs(recipe)
     scores = score_range(pairs["train"])
-    tokenizer = start_tokenizer(recipe, lambda: [text for pair in pairs["train"] for text in pair.texts])
-    model = start_model(recipe, EmbeddingOn(recipe.temperature if scores is None else None), tokenizer)
+
+    def training_texts() -> list[str]:
+        return [text for pair in pairs["train"] for text in pair.texts]
+
+    tokenizer = start_tokenizer(recipe, training_texts)
+    model = start_model(
+        recipe, EmbeddingOn(recipe.temperature if scores is None else None), tokenizer, texts=training_texts
+    )
     return fine_tune(
         recipe,
         model,

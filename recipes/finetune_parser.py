@@ -41,8 +41,14 @@ class Recipe(ParseArguments, FinetuneConfig):
 def main(recipe: Recipe) -> dict[str, float]:
     trees = read_trees(recipe)
     labels = find_labels(trees, open_ended=True)  # treebanks have rare relations
-    tokenizer = start_tokenizer(recipe, lambda: [" ".join(tree.words) for tree in trees["train"]])
-    model = start_model(recipe, LinkingOn, tokenizer, tree=recipe.task == "parse", **label_names(labels))
+
+    def training_texts() -> list[str]:
+        return [" ".join(tree.words) for tree in trees["train"]]
+
+    tokenizer = start_tokenizer(recipe, training_texts)
+    model = start_model(
+        recipe, LinkingOn, tokenizer, texts=training_texts, tree=recipe.task == "parse", **label_names(labels)
+    )
     return fine_tune(
         recipe,
         model,

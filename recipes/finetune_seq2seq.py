@@ -82,7 +82,7 @@ def main(recipe: Recipe) -> dict[str, float]:
     texts = [text for pair in pairs["train"] for text in (pair.source, pair.target)]
     tokenizer = start_tokenizer(recipe, lambda: texts, kind=ENCODER_DECODER)
     settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}
-    model = start_encoder_decoder(recipe, tokenizer, **settings)
+    model = start_encoder_decoder(recipe, tokenizer, lambda: texts, **settings)
     features = {split: pair_features(part, tokenizer, recipe) for split, part in pairs.items()}
     log_texts(tokenizer, features["train"], SIDES)
     collate = CollatePairs(tokenizer.pad_token_id)

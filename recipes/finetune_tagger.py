@@ -40,9 +40,13 @@ class Recipe(TagArguments, FinetuneConfig):
 def main(recipe: Recipe) -> dict[str, float]:
     sentences = read_sentences(recipe)
     labels = find_labels(sentences, recipe.open_ended)
-    tokenizer = start_tokenizer(recipe, lambda: [sentence.tokenized_text for sentence in sentences["train"]])
+
+    def training_texts() -> list[str]:
+        return [sentence.tokenized_text for sentence in sentences["train"]]
+
+    tokenizer = start_tokenizer(recipe, training_texts)
     tokenizer = tag_tokenizer(tokenizer, sentences["train"], recipe)
-    model = start_model(recipe, AutoModelForTokenClassification, tokenizer, **label_names(labels))
+    model = start_model(recipe, AutoModelForTokenClassification, tokenizer, texts=training_texts, **label_names(labels))
     return fine_tune(
         recipe,
         model,

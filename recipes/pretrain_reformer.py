@@ -20,7 +20,8 @@ from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.masking import MaskTokens, NextTokens
 from hf_tiny.hub import Card
 from hf_tiny.models import SIZES
-from hf_tiny.tasks.pretrain import TokenEvaluation
+from hf_tiny.start import InitArguments
+from hf_tiny.tasks.pretrain import TokenEvaluation, start_from_corpus
 from hf_tiny.tokenizer import TokenizerArguments, frame, load_tokenizer, token_bytes
 from hf_tiny.train import TrainConfig, run, train
 
@@ -31,7 +32,7 @@ OBJECTIVES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(TokenizerArguments, CorpusArguments, TrainConfig):
+class Recipe(InitArguments, TokenizerArguments, CorpusArguments, TrainConfig):
     """Pretrain a Reformer from long raw text: causal (each token from those before it) or masked."""
 
     CONFIG: ClassVar[type] = HfTinyReformerConfig
@@ -71,6 +72,7 @@ def main(recipe: Recipe) -> dict[str, float]:
     tokenizer = load_tokenizer(recipe, corpus.documents, corpus.fingerprint, model_max_length=length)
     tokenizer = frame(tokenizer, ends=not causal)
     model = model_class(model_config(recipe, tokenizer))
+    start_from_corpus(recipe, model, tokenizer, corpus)
     collate = NextTokens(tokenizer) if causal else MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed)
     batches, held_out = corpus.batches(recipe, tokenizer, collate)
     held_out_batches = Batches(held_out, collate, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)

@@ -17,6 +17,7 @@ from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.masking import SpanCorruption, TextInfilling
 from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
 from hf_tiny.start import ENCODER_DECODER, StartArguments, start_tokenizer
+from hf_tiny.tasks.pretrain import start_from_corpus
 from hf_tiny.tasks.translate import DenoisingEvaluation, pair_card, start_encoder_decoder
 from hf_tiny.tokenizer import TokenizerArguments
 from hf_tiny.train import TrainConfig, run, train
@@ -58,6 +59,7 @@ def main(recipe: Recipe) -> dict[str, float]:
     held_out_batches = Batches(held_out, damage, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     dropout = recipe.hidden_dropout_prob
     model = start_encoder_decoder(recipe, tokenizer, hidden_dropout_prob=dropout, label_smoothing=0.0)
+    start_from_corpus(recipe, model, tokenizer, corpus)
     gap = tokenizer.mask_token if recipe.objective == "infilling" else "<extra_id_0>"
     card = pair_card(recipe, f"Return the {gap} of the list.", recipe.corpus_name)
     return train(model, batches, recipe, evaluate=DenoisingEvaluation(held_out_batches), processor=tokenizer, card=card)

@@ -247,7 +247,7 @@ def masked_images(name: str):
 
 def encoder_decoder(name: str):
     tokenizer = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    return start_encoder_decoder(SimpleNamespace(model_name_or_path=name, given_settings={}), tokenizer)
+    return start_encoder_decoder(SimpleNamespace(model_name_or_path=name, init=None, given_settings={}), tokenizer)
 
 
 # What a recipe or a command starts from, and what loads it.

@@ -5,8 +5,10 @@ import logging
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import TEXTS
@@ -26,8 +28,9 @@ from transformers import (
     ViTConfig,
 )
 
-from hf_tiny import HfTinyElectraForPreTraining, HfTinyTokenLinkingConfig, InputError, optim, start
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, HfTinyTokenLinkingConfig, InputError, optim, start
 from hf_tiny.arguments import parse
+from hf_tiny.data import statistics
 from hf_tiny.tasks import FinetuneConfig
 from hf_tiny.tasks.parse import LinkingOn
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
@@ -266,3 +269,59 @@ def test_the_configuration_names_the_labels_or_a_number(pretrained, tokenizer, t
             assert (config.num_labels, config.id2label, config.label2id) == (2, names["id2label"], names["label2id"])
         config = start.start_model(recipe, AutoModelForSequenceClassification, tokenizer, **number).config
         assert (config.num_labels, config.problem_type, len(config.id2label)) == (1, "regression", 1)
+
+
+# Corpus statistics
+
+
+def electra(vocabulary: int = 40, **settings) -> HfTinyElectraForPreTraining:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    config = HfTinyElectraConfig(vocab_size=vocabulary, embedding_size=16, generator_size=0.5, **sizes, **settings)
+    return HfTinyElectraForPreTraining(config)
+
+
+def counted(tokens: int = 2000, vocabulary: int = 40):
+    numbers = np.random.default_rng(0)
+    return statistics.text_counts(
+        [numbers.integers(5, vocabulary, 20).tolist() for _ in range(tokens // 20)], vocabulary
+    )
+
+
+@pytest.mark.parametrize("sharing", ["none", "embeddings"])
+def test_embeddings_start_from_statistics(sharing):
+    recipe, fresh, model = SimpleNamespace(init=None), electra(sharing=sharing), electra(sharing=sharing)
+    assert start.start_words(recipe, model, counted)
+    tables, usual = (
+        (one.get_input_embeddings().weight, one.generator_embeddings.word_embeddings.weight) for one in (model, fresh)
+    )
+    vectors = torch.from_numpy(statistics.token_vectors(counted(), 16))[5:]
+    for table, before in zip(tables, usual, strict=True):
+        assert torch.nn.functional.cosine_similarity(table[5:], vectors).min() > 0.9999
+        assert table[5:].norm(dim=1).mean().item() == pytest.approx(before.norm(dim=1).mean().item(), rel=1e-4)
+    assert torch.equal(tables[0][:5], usual[0][:5])  # special tokens, which do not occur
+    others = {name for name, one in model.state_dict().items() if not torch.equal(one, fresh.state_dict()[name])}
+    assert all(name.endswith(("word_embeddings.weight", "generator_lm_head.weight")) for name in others)
+
+
+def test_dimensions_beyond_the_rank_stay_as_they_were():
+    table = torch.randn(4, 6)
+    before, vectors = table.clone(), np.array([[1, 0], [0, 2], [0, 0], [3, 0]], dtype=np.float32)
+    start.set_words([table], vectors)
+    assert torch.equal(table[:, 2:], before[:, 2:]) and torch.equal(table[2], before[2])
+    assert table[3, 0] / table[0, 0] == pytest.approx(3)
+
+
+def test_too_little_text_or_a_wish_leaves_them_at_random(caplog):
+    model, fresh = electra(), electra()
+    assert not start.start_words(SimpleNamespace(init=None), model, lambda: counted(100))
+    assert "say too little of 40: the embeddings start at random" in caplog.text
+    assert not start.start_words(SimpleNamespace(init="random"), model, counted)
+    assert all(torch.equal(one, fresh.state_dict()[name]) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("flags", [{"init": "statistics"}, {"raw_file": ["text.txt"]}])
+def test_statistics_are_for_models_from_scratch(flags):
+    recipe = SimpleNamespace(**{"init": None, "raw_file": None, "model_name_or_path": "runs/mine", **flags})
+    with pytest.raises(InputError, match=f"--{next(iter(flags))} is for a model from scratch"):
+        start.check_init(recipe)

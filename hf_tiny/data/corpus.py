@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_tiny.arguments import check, flag
-from hf_tiny.data import builtin, packing, sources
+from hf_tiny.data import builtin, packing, sources, statistics
 from hf_tiny.data.batches import Batch, Batches, Source
 from hf_tiny.data.encoding import Decoding, EncodingArguments
 from hf_tiny.data.packing import Packing, Reading, Shard
@@ -150,6 +150,11 @@ class Corpus:
         _check_counts(plan, counts)
         table = concat_tables([MemoryMappedTable.from_file(str(file)) for file in files])
         return datasets.Dataset(table, split=datasets.Split(plan.split), fingerprint=folder.name)
+
+    def pair_counts(self, tokenizer: PreTrainedTokenizerBase):
+        """How often tokens stand near each other in the training text: see statistics.py."""
+        plan = self.packings(tokenizer)["train"]
+        return statistics.corpus_counts(plan, _files(plan), len(tokenizer), self.arguments.preprocessing_num_workers)
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase, number: int, of: int) -> dict[str, tuple[Path, int, int]]:
         """Write the number-th of so many parts of the cache; returns for each split the folder, how many files it will

@@ -49,6 +49,9 @@ class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, T
         "save_steps": 0,
     }
 
+    raw_file: list[str] | None = flag(
+        None, "Raw text for a model from scratch: for its vocabulary, and for what it knows of words.", group="data"
+    )
     size: str = flag("tiny", "Size of a model that is trained from scratch.", group="model")
     max_tokens: int = flag(
         4096,

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import ModelOutput
 
 from hf_tiny import checkpoint, convert
@@ -29,7 +36,7 @@ from hf_tiny.metrics import Metric
 from hf_tiny.models import HfTinyElectraConfig, HfTinyElectraForPreTraining
 from hf_tiny.models.electra import OBJECTIVES
 from hf_tiny.optim import parameter_groups
-from hf_tiny.start import ENCODER, quiet, read_config
+from hf_tiny.start import ENCODER, InitArguments, check_init, quiet, read_config, start_words
 from hf_tiny.tokenizer import NEEDED_TOKENS, extend_tokenizer, load_existing
 
 logger = logging.getLogger(__name__)
@@ -41,7 +48,7 @@ FORGETTING_FIGURES = ("mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_auc")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElectraArguments:
+class ElectraArguments(InitArguments):
     """What ELECTRA minimises, and what it goes on from."""
 
     GROUP: ClassVar[str] = "model"
@@ -67,6 +74,7 @@ def start_electra(
     recipe, corpus: Corpus, train_tokenizer: Callable[[], PreTrainedTokenizerBase]
 ) -> tuple[HfTinyElectraForPreTraining, PreTrainedTokenizerBase, list[Callback]]:
     """The model, its tokenizer and the callbacks for `train`: of an earlier run, or from scratch."""
+    check_init(recipe)
     if recipe.model_name_or_path:
         return continue_electra(recipe, corpus)
     if recipe.extend_vocab or recipe.measure_forgetting:
@@ -74,7 +82,16 @@ def start_electra(
     tokenizer = train_tokenizer()
     length = max(512, recipe.max_seq_length)
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": length}
-    return HfTinyElectraForPreTraining(recipe.build_config(**sizes)), tokenizer, []
+    model = HfTinyElectraForPreTraining(recipe.build_config(**sizes))
+    start_from_corpus(recipe, model, tokenizer, corpus)
+    return model, tokenizer, []
+
+
+def start_from_corpus(recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> bool:
+    """Let the word embeddings of a new model start from the statistics of the corpus."""
+    if recipe.init != "random" and not recipe.streaming and not vars(recipe).get("model_name_or_path"):
+        corpus.blocks(tokenizer)  # they are counted; of a stream there are none, and it is read
+    return start_words(recipe, model, lambda: corpus.pair_counts(tokenizer))
 
 
 def continue_electra(

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -309,7 +309,9 @@ def _merged(pieces: list[str], merge: tuple[int, int]) -> list[str]:
 # The model
 
 
-def start_encoder_decoder(recipe, tokenizer: PreTrainedTokenizerBase, **settings) -> PreTrainedModel:
+def start_encoder_decoder(
+    recipe, tokenizer: PreTrainedTokenizerBase, texts: Callable[[], Iterable[str]] | None = None, **settings
+) -> PreTrainedModel:
     """The encoder-decoder named in the recipe, else one of its size from scratch.
 
     settings: dropout and label smoothing, which also a pretrained model gets.
@@ -326,7 +328,7 @@ def start_encoder_decoder(recipe, tokenizer: PreTrainedTokenizerBase, **settings
         if not isinstance(config, HfTinySeq2SeqConfig):
             settings = _native_settings(config, settings)
         _check_lengths(recipe, config)
-    return start_model(recipe, AutoModelForSeq2SeqLM, tokenizer, ENCODER_DECODER, **ids, **settings)
+    return start_model(recipe, AutoModelForSeq2SeqLM, tokenizer, ENCODER_DECODER, texts=texts, **ids, **settings)
 
 
 def _native_settings(config: PreTrainedConfig, settings: dict) -> dict:

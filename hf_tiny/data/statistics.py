@@ -1,0 +1,175 @@
+"""What a corpus says of its words before any model is trained: tokens that keep the same company get similar vectors.
+
+A truncated singular value decomposition of how often tokens stand near each other (Levy & Goldberg, 2014). It takes seconds,
+and a model whose embeddings start from it need not learn what words mean. scipy and scikit-learn are loaded by what needs
+them.
+"""
+
+import hashlib
+import logging
+import os
+import uuid
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from tqdm.auto import tqdm
+
+from hf_tiny.data import packing
+from hf_tiny.data.packing import Packing
+from hf_tiny.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = (60, 30, 20, 15, 12)  # of tokens 1, 2, ... apart: 60 / distance, so that counts are whole numbers
+LEAST_TOKENS = 5  # of text for each token of the vocabulary, on average: with fewer, counts are chance
+SMOOTHING = 0.75  # of the frequencies of contexts: rare ones weigh less (Levy, Goldberg & Dagan, 2015)
+MOST_SHARDS = 64  # of a larger corpus a sample, about 256 MB, says as much
+MOST_PAIRS = 50_000_000  # about 600 MB
+TOKENS = 1 << 17  # counted at once
+NO_TOKEN = -1
+FORMAT_VERSION = 1  # Raise it when the same blocks give other counts than before.
+
+
+def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, workers: int | None = None):
+    """How often tokens stand near each other in the blocks of a split: a symmetric sparse matrix (size, size) of whole
+    numbers. It is the same however the work is divided, and whether the blocks are in the cache or not.
+
+    files: of the blocks in the cache, and the shards that each is made of.
+    size: of the vocabulary.
+    """
+    from scipy import sparse
+
+    stride = max(1, len(plan.shards) // MOST_SHARDS)
+    about = repr((packing.digest(plan.shards, plan), stride, WEIGHTS, FORMAT_VERSION))
+    name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.npz"
+    kept = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_statistics" / name
+    if kept.exists():
+        try:
+            counts = sparse.load_npz(kept)
+        except (zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
+            logger.warning(f"{kept} is damaged ({error}): pairs of tokens are counted again.")
+        else:
+            if counts.shape == (size, size):
+                return counts
+            raise InputError(
+                f"{kept}: the counts are of {counts.shape[0]:,} tokens, but the vocabulary has {size:,}. Delete the file."
+            )
+    if stride > 1:
+        logger.info(f"Pairs of tokens are counted in every {stride}th of {len(files)} parts of the corpus.")
+    chosen = dict(islice(files.items(), 0, None, stride))
+    counts = _total(_file_counts(plan, size, chosen, workers), size)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    draft = kept.with_name(f".{uuid.uuid4().hex}.npz")
+    try:
+        sparse.save_npz(draft, counts, compressed=False)
+        os.replace(draft, kept)
+    finally:
+        draft.unlink(missing_ok=True)
+    return counts
+
+
+def text_counts(texts: Iterable[Sequence[int]], size: int):
+    """The same of texts, each by itself."""
+    apart = [NO_TOKEN] * len(WEIGHTS)
+    ids = np.fromiter(chain.from_iterable((*text, *apart) for text in texts), dtype=np.int32)
+    return _total([_near(ids[None], size)], size)
+
+
+# Counting
+
+
+def _file_counts(plan: Packing, size: int, files: dict[Path, list[int]], workers: int | None) -> Iterator:
+    """The counts of each file of blocks, in order."""
+    processes = min(workers or os.cpu_count() or 1, len(files))
+    many = processes > 1
+    with ProcessPoolExecutor(processes, packing.fork_context()) if many else nullcontext() as pool:
+        counted = (pool.map if many else map)(partial(_one_file, plan, size), files.keys(), files.values())
+        yield from tqdm(counted, "Counting pairs of tokens", len(files), unit=" files")
+
+
+def _one_file(plan: Packing, size: int, file: Path, shards: list[int]):
+    special = (plan.cls, plan.sep)
+    return sum(_near(np.where(np.isin(rows, special), NO_TOKEN, rows), size) for rows in _rows(plan, file, shards))
+
+
+def _rows(plan: Packing, file: Path, shards: list[int]) -> Iterator[np.ndarray]:
+    """Some blocks at a time, (blocks, length): from the cache or, where there is none, from the text."""
+    count = max(1, TOKENS // plan.length)
+    if file.exists():
+        with pa.memory_map(str(file)) as source:
+            for batch in pa.ipc.open_stream(source):
+                rows = batch.column("input_ids").flatten().to_numpy().reshape(-1, plan.length)
+                yield from (rows[first : first + count] for first in range(0, len(rows), count))
+    else:
+        blocks = (block["input_ids"] for number in shards for block in plan.blocks(number, Counter()))
+        while rows := list(islice(blocks, count)):
+            yield np.array(rows)
+
+
+def _near(rows: np.ndarray, size: int):
+    """The weights of the pairs (a token, a later one) within each row."""
+    from scipy import sparse
+
+    near = sparse.csr_array((size, size), dtype=np.int64)
+    for distance, weight in enumerate(WEIGHTS, 1):
+        first, second = rows[:, :-distance], rows[:, distance:]
+        both = (first != NO_TOKEN) & (second != NO_TOKEN)
+        weights = np.full(both.sum(), weight, dtype=np.int64)
+        near = near + sparse.coo_array((weights, (first[both], second[both])), shape=near.shape).tocsr()
+    return near
+
+
+def _total(parts: Iterable, size: int):
+    """The sum, in both directions. Where pairs become too many, the rarest are dropped."""
+    from scipy import sparse
+
+    total, dropped = sparse.csr_array((size, size), dtype=np.int64), 0
+    for part in parts:
+        total = total + part
+        if total.nnz > MOST_PAIRS:
+            place = total.nnz - MOST_PAIRS // 2
+            rare = total.data <= np.partition(total.data, place)[place]
+            dropped += int(rare.sum())
+            total.data[rare] = 0
+            total.eliminate_zeros()
+    if dropped:
+        logger.warning(f"{dropped:,} of the rarest pairs of tokens are left out: at most {MOST_PAIRS:,} are kept.")
+    return (total + total.T).tocsr()
+
+
+# From counts to vectors
+
+
+def num_tokens(counts) -> int:
+    """Of the text that was counted, nearly: a token in the middle of a text stands near those on both its sides."""
+    return int(counts.sum() // (2 * sum(WEIGHTS)))
+
+
+def token_vectors(counts, size: int) -> np.ndarray:
+    """(vocabulary, at most `size`), float32; zeros for a token that stands near no other.
+
+    Positive pointwise mutual information with smoothed contexts; U sqrt(S) of its randomised decomposition U S V.
+    """
+    from scipy import sparse
+    from sklearn.utils.extmath import randomized_svd
+
+    sums = np.asarray(counts.sum(1), dtype=np.float64)
+    known = np.flatnonzero(sums)
+    near, sums = counts[known][:, known].tocoo(), sums[known]
+    contexts = sums**SMOOTHING / (sums**SMOOTHING).sum()
+    information = np.log(near.data / sums[near.row] / contexts[near.col])
+    matrix = sparse.csr_array((np.maximum(information, 0).astype(np.float32), (near.row, near.col)), shape=near.shape)
+    matrix.eliminate_zeros()
+    left, scales, _ = randomized_svd(matrix, min(size, len(known)), random_state=0)
+    vectors = np.zeros((counts.shape[0], len(scales)), dtype=np.float32)
+    vectors[known] = left * np.sqrt(scales)
+    return vectors

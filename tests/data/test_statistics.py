@@ -1,0 +1,126 @@
+"""Counts of tokens near each other, against a count by hand, and the vectors that are made of them."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from fixtures.labelled import raw_lines
+
+from hf_tiny.data import statistics
+from hf_tiny.data.corpus import Corpus, CorpusArguments, _files
+from hf_tiny.errors import InputError
+from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(raw_lines(100), TokenizerArguments(vocab_size=200), model_max_length=64)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Several files of blocks, in a cache of its own."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("hf_tiny.data.corpus.SHARD_BYTES", 4000)
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(raw_lines(400)), encoding="utf-8")
+    return Corpus(CorpusArguments(train_file=[str(path)], max_seq_length=32, preprocessing_num_workers=1))
+
+
+def by_hand(rows, special=()) -> Counter:
+    """Both directions, weights of 60 / distance, within a row."""
+    found = Counter()
+    for row in rows:
+        for i, one in enumerate(row):
+            for j, other in enumerate(row):
+                if 0 < abs(i - j) <= 5 and not {one, other} & set(special):
+                    found[int(one), int(other)] += 60 // abs(i - j)
+    return found
+
+
+def entries(counts) -> dict:
+    found = counts.tocoo()
+    return {(int(i), int(j)): int(n) for i, j, n in zip(*found.coords, found.data, strict=True)}
+
+
+def test_counts_are_those_of_a_count_by_hand(corpus, tokenizer):
+    blocks = corpus.blocks(tokenizer)["train"]
+    special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    counts = corpus.pair_counts(tokenizer)
+    assert entries(counts) == by_hand(blocks["input_ids"], special)
+    assert counts.dtype == np.int64 and (counts != counts.T).nnz == 0
+    assert statistics.num_tokens(counts) == pytest.approx(len(blocks) * 29.5, rel=0.12)  # less what ends of rows lack
+
+
+def test_texts_are_counted_each_by_itself():
+    texts = [[1, 2, 3, 1], [3], [], [2, 2, 1, 4, 4, 4, 1, 0]]
+    assert entries(statistics.text_counts(texts, 5)) == by_hand(texts)
+    assert statistics.text_counts([], 5).nnz == 0
+
+
+def same(one, other) -> bool:
+    return all(
+        np.array_equal(a, b) for a, b in zip(*((c.indptr, c.indices, c.data) for c in (one, other)), strict=True)
+    )
+
+
+def test_the_same_however_the_work_is_divided(corpus, tokenizer):
+    plan = corpus.packings(tokenizer)["train"]
+    assert len(_files(plan)) > 3
+    streamed = statistics.corpus_counts(plan, _files(plan), len(tokenizer), 1)  # there are no blocks yet
+    found = list((corpus_cache := next(iter(_files(plan))).parent.parent.parent).glob("hf_tiny_statistics/*.npz"))
+    assert len(found) == 1 and same(corpus.pair_counts(tokenizer), streamed)
+    corpus.blocks(tokenizer)
+    for workers in (1, 2):
+        for path in (corpus_cache / "hf_tiny_statistics").iterdir():
+            path.unlink()
+        counts = statistics.corpus_counts(plan, _files(plan), len(tokenizer), workers)
+        assert same(counts, streamed) and counts.data.tobytes() == streamed.data.tobytes()
+
+
+def test_a_damaged_cache_is_counted_again_and_a_foreign_one_refused(corpus, tokenizer, tmp_path, caplog):
+    first = corpus.pair_counts(tokenizer)
+    (kept,) = (tmp_path / "cache" / "hf_tiny_statistics").iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert same(corpus.pair_counts(tokenizer), first) and f"{kept} is damaged" in caplog.text
+    from scipy import sparse
+
+    sparse.save_npz(kept, first[:50][:, :50].tocsr())
+    with pytest.raises(InputError, match="the counts are of 50 tokens, but the vocabulary has"):
+        corpus.pair_counts(tokenizer)
+
+
+def test_a_large_corpus_is_sampled_and_rare_pairs_are_dropped(corpus, tokenizer, monkeypatch, caplog):
+    whole = corpus.pair_counts(tokenizer)
+    monkeypatch.setattr(statistics, "MOST_SHARDS", 2)
+    with caplog.at_level("INFO", logger="hf_tiny"):
+        part = corpus.pair_counts(tokenizer)
+    assert 0 < part.sum() < 0.7 * whole.sum() and "Pairs of tokens are counted in every" in caplog.text
+    monkeypatch.setattr(statistics, "MOST_SHARDS", 64)
+    monkeypatch.setattr(statistics, "FORMAT_VERSION", -1)
+    monkeypatch.setattr(statistics, "MOST_PAIRS", whole.nnz // 4)
+    few = corpus.pair_counts(tokenizer)
+    assert few.nnz <= whole.nnz // 2 and "of the rarest pairs of tokens are left out" in caplog.text
+    top = max(entries(whole), key=entries(whole).get)
+    assert top in entries(few)  # the most frequent stays
+
+
+def test_vectors_are_those_of_an_exact_decomposition():
+    """Tokens 0 and 1 stand in the same places, 2 and 3 in others."""
+    numbers = np.random.default_rng(0)
+    texts = [[numbers.integers(2) + 2 * side, 4 + side, numbers.integers(2) + 2 * side] for side in (0, 1) * 200]
+    counts = statistics.text_counts([list(map(int, text)) for text in texts], 8)
+    vectors = statistics.token_vectors(counts, 4)
+    assert vectors.shape == (8, 4) and vectors.dtype == np.float32
+    assert not vectors[6:].any()  # they do not occur
+    dense = counts.toarray().astype(float)
+    sums = dense.sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        smoothed = sums**0.75 / (sums**0.75).sum()
+        information = np.nan_to_num(np.maximum(np.log(dense / sums[:, None] / smoothed), 0))
+    left, scales, _ = np.linalg.svd(information)
+    exact = (left * np.sqrt(scales))[:, :4]
+    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-4)
+    directions = vectors[:4] / np.linalg.norm(vectors[:4], axis=1, keepdims=True)
+    assert directions[0] @ directions[1] > 0.9 and abs(directions[0] @ directions[2]) < 0.1
+    assert statistics.token_vectors(counts, 100).shape == (8, 6)  # no more dimensions than tokens
