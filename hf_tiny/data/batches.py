@@ -1,6 +1,7 @@
 """Micro-batches as a pure function of the seed and their place in the run: no state, so a resume is a seek."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +11,8 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, Tensor]
 
@@ -60,6 +63,14 @@ class Source:
         """What all processes saved."""
 
 
+def say_if_few(count: int, batch_size: int) -> None:
+    if batch_size > count:
+        logger.warning(
+            f"--per_device_train_batch_size {batch_size} is more than the {count} samples that there are to train on: each "
+            "step sees all of them."
+        )
+
+
 class Batches(Source):
     """Micro-batch i holds the samples i * batch_size, i * batch_size + 1, ... of an endless run over shuffled epochs,
     or of the data in order, once, with `shuffle=False`.
@@ -73,6 +84,7 @@ class Batches(Source):
         self.data = data.with_format("numpy")
         self.collate, self.batch_size, self.seed, self.shuffle = collate, batch_size, seed, shuffle
         self.fingerprint = f"{_digest(data)}, {collate}"
+        say_if_few(len(data), batch_size * shuffle)
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -122,6 +134,7 @@ class BucketedBatches(Source):
         self.lengths = np.array([[len(sample[side]) for side in sides] for sample in data])  # (samples, sides)
         self.epochs = [self._cut_epoch(0)]  # the micro-batches of each epoch so far: arrays of sample numbers
         self.batch_size = len(data) / len(self)  # on average
+        say_if_few(len(data), batch_size * shuffle)
         content = hashlib.sha256()
         for sample in data:
             for value in sample.values():  # the labels too

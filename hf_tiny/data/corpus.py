@@ -180,6 +180,9 @@ class Corpus:
         self, recipe, tokenizer: PreTrainedTokenizerBase, collate: Callable[[dict, int], Batch]
     ) -> tuple[Source, datasets.Dataset]:
         """Micro-batches of the training text, and at most `max_eval_samples` blocks of held-out text."""
+        paths = [{part.path for shard in shards for part in shard} for shards, _ in self.plan.values()]
+        if (same := set.intersection(*paths)) and not self.plan["train"][1].held_out:
+            logger.warning(f"{min(same)} is trained on and evaluated on: the figures say nothing of new text.")
         size, workers, world = (
             recipe.per_device_train_batch_size,
             recipe.dataloader_num_workers,

@@ -23,7 +23,7 @@ from torch import Tensor
 from hf_tiny.arguments import flag
 from hf_tiny.data import sources
 from hf_tiny.data.augment import Augment
-from hf_tiny.data.batches import Batches
+from hf_tiny.data.batches import Batches, say_if_few
 from hf_tiny.data.encoding import Decoding, open_bytes
 from hf_tiny.data.splits import SPLITS, SplitArguments, check, finish
 from hf_tiny.errors import InputError
@@ -382,6 +382,7 @@ class ImageBatches(Batches):
     def __init__(self, data: ImageData, collate: Callable, batch_size: int, seed: int, shuffle: bool = True):
         self.data, self.collate, self.batch_size, self.seed, self.shuffle = data, collate, batch_size, seed, shuffle
         self.fingerprint = f"{data.fingerprint}, {collate}"
+        say_if_few(len(data), batch_size * shuffle)
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
 

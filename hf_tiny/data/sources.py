@@ -8,14 +8,16 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from glob import glob
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -29,6 +31,13 @@ from hf_tiny.errors import InputError
 
 TEXT = ".txt"
 HUB = ".hub"  # stands where a file has its suffix: this is a split of a dataset on the Hub, to be streamed
+SAVED = {  # files of other programs, and how to make of them what is read here
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV; in Excel: Save As, CSV UTF-8."),
+    **dict.fromkeys((".docx", ".doc", ".hwp", ".hwpx", ".pdf", ".odt", ".rtf"), "Save the text as plain text, .txt."),
+    **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".xz", ".bz2", ".zst"), "Unpack the archive first."),
+}
+DELIMITERS = ",;\t|"  # of .csv files: the first that the header has
+SMALL_BYTES = 1 << 26  # A file that is larger is not read as a whole for a message.
 PIECE_BYTES = 1 << 16  # Longer lines of a text file may be read in pieces.
 
 
@@ -76,10 +85,13 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
             raise InputError(f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.")
         for path in map(Path, matches):
             inside = sorted(str(file) for file in path.rglob("*") if kind(file) in supported and file.is_file())
+            others = {kind(file) for file in path.rglob("*")} if path.is_dir() else {kind(path)}
+            advice = "".join(f" {SAVED[other]}" for other in sorted(others & SAVED.keys()))
             if path.is_dir() and not inside:
-                raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(supported)}.")
-            if not path.is_dir() and kind(path) not in supported and not any_suffix:
-                raise InputError(f"{flag} {path}: the name must end in {', '.join(supported)}, with or without .gz.")
+                raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(supported)}.{advice}")
+            if not path.is_dir() and kind(path) not in supported and (advice or not any_suffix):
+                ends = ", ".join(supported)
+                raise InputError(f"{flag} {path}: the name must end in {ends}, with or without .gz.{advice}")
             found += inside or [str(path)]
     return list(dict.fromkeys(map(os.path.realpath, found)))
 
@@ -193,7 +205,10 @@ def rows(part: Part, decoding: Decoding, columns: list[str] | None = None) -> Ro
 
 def _csv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader((f"{line}\n" for _, line in _lines(part, decoding)), strict=True)
+    lines = (f"{line}\n" for _, line in _lines(part, decoding))
+    first = next(lines, "")
+    delimiter = next((sign for sign in DELIMITERS if sign in first), ",")
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     try:
         yield from _with_header((f"{part.path}:{reader.line_num}", row) for row in reader if row)
     except csv.Error as error:
@@ -207,7 +222,8 @@ def _tsv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
 
 
 def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
-    _, header = next(table, ("", []))
+    start, header = next(table, ("", []))
+    _refuse_twice(header, start)
     for place, row in table:
         if len(row) != len(header):
             raise InputError(
@@ -216,14 +232,20 @@ def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
         yield place, dict(zip(header, row, strict=True))
 
 
+def _refuse_twice(columns: list[str], place: Place | str) -> None:
+    twice = [name for name, count in Counter(columns).items() if count > 1]
+    if twice:
+        raise InputError(f"{place}: the column {twice[0]!r} is there twice. Give each column a name of its own.")
+
+
 def _json_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     """An object a line, or one list of objects, which is read as a whole."""
     lines = _lines(part, decoding)
     if _is_list(part.path, decoding):
-        values = _parsed("\n".join(line for _, line in lines), f"{part.path}:1")
+        values = _parsed("\n".join(line for _, line in lines), f"{part.path}:1", part.path, decoding)
         found = ((f"{part.path}, row {number}", value) for number, value in enumerate(values, 1))
     else:
-        found = ((place, _parsed(line, place)) for place, line in lines if line.strip())
+        found = ((place, _parsed(line, place, part.path, decoding)) for place, line in lines if line.strip())
     for place, row in found:
         if not isinstance(row, dict):
             raise InputError(f"{place}: not a JSON object. A line, or a row of the list, must be an object.")
@@ -240,13 +262,25 @@ def _is_list(path: str, decoding: Decoding) -> bool:
         return file.read(PIECE_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
-def _parsed(text: str, place: Place | str):
+def _parsed(text: str, place: Place | str, path: str, decoding: Decoding):
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{place}: not JSON: {error}. A line must be an object, or the file a list of objects."
-        ) from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{place}: not JSON: {error}. {_json_advice(path, decoding)}") from None
+
+
+def _json_advice(path: str, decoding: Decoding) -> str:
+    """Some files, as those of question answering, are one object with a list in it."""
+    try:
+        with open_text(path, decoding) as file:
+            whole = json.loads(file.read(SMALL_BYTES))
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, dict):
+        return (
+            f"The file is one object, of {', '.join(map(repr, whole))}. Write the rows, a list of objects, to a file."
+        )
+    return "A line must be an object, or the file a list of objects."
 
 
 def _parquet_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
@@ -273,6 +307,7 @@ def _known(columns: list[str] | None, schema: pa.Schema) -> list[str]:
 
 
 def _batch_rows(part: Part, schema: pa.Schema, batches: Iterator, columns: list[str], before: int) -> Rows:
+    _refuse_twice(schema.names, part.path)
     names = class_names(datasets.Features.from_arrow_schema(schema))
     names = {column: classes for column, classes in names.items() if column in columns}
     for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), before + 1):
@@ -314,9 +349,11 @@ READERS = {**TABLES, HUB: _hub_rows}
 def cell(row: dict, column: str, place: Place | str, flag_name: str):
     """What a column of a row holds; `flag_name` is the flag that names the column."""
     if column not in row:
-        raise InputError(
-            f"{place}: there is no column {column!r}, only {', '.join(map(repr, row))}. Name the right one with {flag_name}."
-        )
+        similar = [name for name in row if name.strip().casefold() == column.strip().casefold()]
+        header = kind(str(place).rpartition(":")[0]) in (".csv", ".tsv")
+        advice = f"Give {flag_name} {shlex.quote(similar[0])}." if similar else f"Name the right one with {flag_name}."
+        advice += " They are the first line of the file, which must name the columns." * (header and not similar)
+        raise InputError(f"{place}: there is no column {column!r}, only {', '.join(map(repr, row))}. {advice}")
     return row[column]
 
 
@@ -390,7 +427,7 @@ def _hub_stream(name: str, config: str | None) -> tuple[dict[str, datasets.Itera
 def _loadable(name: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, DatasetGenerationError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetGenerationError) as error:  # a RuntimeError: it is a script
         raise InputError(f"--dataset_name {name}: it could not be loaded: {error}") from error
 
 

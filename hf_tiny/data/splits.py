@@ -152,6 +152,13 @@ def finish(
         train, held_out = _hold_out(splits["train"], percentage, labels, together)
         splits = {**splits, "train": train, "validation": held_out}
     splits = {split: splits[split] for split in SPLITS if split in splits}
+    trained = {item.place for item in splits["train"]}
+    for split in splits.keys() - {"train"}:
+        if seen := [item.place for item in splits[split] if item.place in trained]:
+            logger.warning(
+                f"{split}: {len(seen):,} of {len(splits[split]):,} {what}, such as {seen[0]}, are also trained on. Its "
+                "scores say nothing of new data."
+            )
     for split, items in splits.items():
         training = split == "train"
         limit = arguments.max_train_samples if training else arguments.max_eval_samples

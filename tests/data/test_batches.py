@@ -217,3 +217,11 @@ def test_the_fingerprint_changes_with_samples_labels_and_limits():
     assert bucketed([*data[:-1], {**data[-1], "label": 0}]).fingerprint != same
     assert bucketed(data, batch_size=8).fingerprint != same
     assert bucketed(data, max_tokens=256).fingerprint != same
+
+
+def test_a_batch_that_is_larger_than_the_data_is_said(blocks, caplog):
+    Batches(blocks, MaskTokens, batch_size=21, seed=0)
+    Batches(blocks, MaskTokens, batch_size=22, seed=0, shuffle=False)
+    assert caplog.text == ""
+    Batches(blocks, MaskTokens, batch_size=22, seed=0)
+    assert "--per_device_train_batch_size 22 is more than the 21 samples that there are to train on" in caplog.text

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -68,6 +69,16 @@ def documents(arguments: CorpusArguments, split: str = "train"):
 
 def rows(dataset) -> tuple[list, list]:
     return dataset["input_ids"][:], dataset["segment_start"][:]
+
+
+def test_text_that_is_trained_on_and_evaluated_on_is_said(write, tokenizer, caplog):
+    path, other = (write(name, "\n".join(sentences(60))) for name in ("a.txt", "b.txt"))
+    sizes = {"per_device_train_batch_size": 2, "max_eval_samples": 4}
+    for files in ({"train_file": [path]}, {"validation_file": [path]}, {"validation_file": [path, other]}):
+        given = arguments(other, **files)
+        Corpus(given).batches(SimpleNamespace(**vars(given), **sizes), tokenizer, dict)
+    assert caplog.text.count("is trained on and evaluated on") == 1
+    assert f"{other} is trained on and evaluated on" in caplog.text
 
 
 def test_blocks_are_full_and_nothing_is_lost(write, tokenizer, caplog):

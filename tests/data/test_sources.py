@@ -48,10 +48,14 @@ def json_list(rows: list[dict]) -> bytes:
     return b"\xef\xbb\xbf\n" + json.dumps(rows, ensure_ascii=False, indent=1).encode()
 
 
-def parquet(rows: list[dict]) -> bytes:
+def parquet_table(table: pa.Table) -> bytes:
     file = io.BytesIO()
-    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), file, row_group_size=2)
+    pyarrow.parquet.write_table(table, file, row_group_size=2)
     return file.getvalue()
+
+
+def parquet(rows: list[dict]) -> bytes:
+    return parquet_table(pa.Table.from_pylist(rows))
 
 
 def arrow(rows: list[dict]) -> bytes:
@@ -115,6 +119,13 @@ def test_a_cell_of_csv_may_have_lines(write):
     assert [place for place, _ in sources.table_rows(path, Decoding())] == [f"{path}:3", f"{path}:4"]
 
 
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_csv_with_other_signs_between(write, sign):
+    """As spreadsheets of many countries write it."""
+    path = write("a.csv", f'text{sign}label\n"a{sign} b, c"{sign}1\nd, e{sign}2\n')
+    assert read(path) == [{"text": f"a{sign} b, c", "label": "1"}, {"text": "d, e", "label": "2"}]
+
+
 def test_classes_are_read_by_name(tmp_path):
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["bad", "good"]))
     data = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=features)
@@ -168,6 +179,29 @@ BAD = {
     "not an object in a list": ("a.json", '[{"text": "one"}, [1]]', "a.json, row 2: not a JSON object"),
     "not text": ("a.jsonl", '{"text": 3}\n', "a.jsonl:1: 'text' is 3 and must be text. See --text_column"),
     "no column": ("a.jsonl.gz", ROWS + '{"body": "x", "id": 1}\n', "a.jsonl.gz:201: .* only 'body', 'id'"),
+    "column of another case": (
+        "a.jsonl",
+        '{"Text ": "x", "label": 1}\n',
+        "a.jsonl:1: there is no column 'text', only 'Text ', 'label'. Give --text_column 'Text '.",
+    ),
+    "no header": (
+        "a.csv",
+        "good,1\nbad,0\n",
+        "a.csv:2: .*only 'good', '1'.*the first line of the file, which must name",
+    ),
+    "column twice": ("a.csv", "text,text\na,b\n", "a.csv:1: the column 'text' is there twice"),
+    "column twice in tsv": ("a.tsv", "text\tid\tid\na\tb\tc\n", "a.tsv:1: the column 'id' is there twice"),
+    "column twice in parquet": (
+        "a.parquet",
+        parquet_table(pa.Table.from_arrays([pa.array(["x"])] * 2, names=["text", "text"])),
+        "a.parquet: the column 'text' is there twice",
+    ),
+    "one object": (
+        "klue-mrc.json",
+        '{\n "version": "1",\n "data": [\n  {"text": "x"}]}',
+        "klue-mrc.json:1: not JSON: .* is one object, of 'version', 'data'. Write the rows, a list of objects",
+    ),
+    "deep": ("a.jsonl", '{"a":' * 100_000, "a.jsonl:1: not JSON: maximum recursion depth"),
     "csv column": ("a.csv", "id,body\n1,x\n", "a.csv:2: there is no column 'text', only 'id', 'body'. .*--text_column"),
     "parquet column": (
         "a.parquet",
@@ -198,7 +232,9 @@ PATTERNS = {
     "missing": ("nowhere.txt", "nowhere.txt: there is no such file"),
     "no match": ("nowhere/*.txt", "matches nothing"),
     "kind": ("a.docx", "a.docx: the name must end in .txt, .jsonl"),
-    "empty folder": ("f", "f: this folder has no file that ends in .txt"),
+    "empty folder": ("f", "f: this folder has no file that ends in .txt, .jsonl. Save the text as plain text"),
+    "spreadsheet": ("b.xlsx", "b.xlsx: the name must end in .txt, .jsonl, .* Save the sheet as CSV"),
+    "archive": ("c.tar.gz", "c.tar.gz: the name .* Unpack the archive"),
 }
 
 
@@ -206,10 +242,21 @@ PATTERNS = {
 def test_bad_patterns(case, write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write("a.docx", "x")
-    write("f/a.docx", "x")
+    for name in ("f/a.docx", "b.xlsx", "c.tar.gz"):
+        write(name, "x")
     pattern, message = PATTERNS[case]
     with pytest.raises(InputError, match=message):
         sources.expand([pattern], "--train_file", (".txt", ".jsonl"))
+    if case in ("spreadsheet", "archive"):  # it is read as no lines, either
+        with pytest.raises(InputError, match=message):
+            sources.expand([pattern], "--train_file", (".txt", ".jsonl"), any_suffix=True)
+
+
+def test_the_folder_of_a_dataset_script_is_refused(tmp_path):
+    (tmp_path / "scripted").mkdir()
+    (tmp_path / "scripted" / "scripted.py").write_text("raise SystemExit('it has run')")
+    with pytest.raises(InputError, match=r"--dataset_name .*scripted: it could not be loaded: .*scripts"):
+        sources.load_hub(str(tmp_path / "scripted"), None)
 
 
 def test_cells():

@@ -74,6 +74,15 @@ def test_where_labels_are_open_everything_may_be_held_out(write):
         read(Flags(train_file=[path]))
 
 
+def test_what_is_trained_on_and_evaluated_on_is_said(write, caplog):
+    one, two = (write(name, "".join(f"{n % 2} {name}\n" for n in range(6))) for name in ("a.txt", "b.txt"))
+    read(Flags(train_file=[one], validation_file=[two]))
+    assert "trained on" not in caplog.text
+    read(Flags(train_file=[one, two], validation_file=[two], test_file=[one]))
+    assert f"validation: 6 of 6 items, such as {two}:1, are also trained on" in caplog.text
+    assert f"test: 6 of 6 items, such as {one}:1, are also trained on" in caplog.text
+
+
 def test_what_belongs_together_is_held_out_together(write):
     path = write("a.txt", "".join(f"{n % 2} text {n // 5}\n" for n in range(100)))
     splits = read(Flags(train_file=[path], validation_split_percentage=30), together=lambda item: item.text)
