@@ -30,6 +30,7 @@ from hf_tiny.tasks.images import (
     start_classifier,
     start_config,
     start_mix,
+    start_patches,
     start_processor,
 )
 from hf_tiny.train import TrainConfig, run, train
@@ -85,6 +86,7 @@ def main(recipe: Recipe) -> dict[str, float]:
         callbacks.append(BaselineScores(lambda: image_baseline(data)))
     changed = ClassifyImages(processor, recipe.seed, Augment(recipe), start_mix(recipe, model.config, labels))
     plain = ClassifyImages(processor, recipe.seed)
+    start_patches(recipe, model, data["train"], plain)
     judges = {
         split: ImageEvaluation(
             ImageBatches(data[split], plain, recipe.per_device_eval_batch_size, recipe.seed, False),

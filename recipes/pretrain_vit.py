@@ -25,6 +25,7 @@ from hf_tiny.tasks.images import (
     image_size,
     start_config,
     start_masked,
+    start_patches,
     start_processor,
 )
 from hf_tiny.train import TrainConfig, run, train
@@ -70,6 +71,7 @@ def main(recipe: Recipe) -> dict[str, float]:
     rows, columns = config.grid_size(size)
     mask = MaskPatches(processor, recipe.seed, rows * columns, recipe.mask_ratio, Augment(recipe))
     masked = MaskPatches(processor, 0, rows * columns, recipe.mask_ratio)  # the same masks for every seed
+    start_patches(recipe, model, data["train"], masked)
     batches = ImageBatches(data["train"], mask, recipe.per_device_train_batch_size, recipe.seed)
     held_out = ImageBatches(data["validation"], masked, recipe.per_device_eval_batch_size, recipe.seed, False)
     evaluate = MaskedImageEvaluation(held_out, model)

@@ -36,6 +36,7 @@ from hf_tiny.models import (
     HfTinyViTForMaskedImageModeling,
 )
 from hf_tiny.models.vit import patchify, unpatchify
+from hf_tiny.processes import on_main
 from hf_tiny.start import IMAGE_CLASSIFIER, base_name, named, pretrained, read_config
 from hf_tiny.tasks import label_names
 from hf_tiny.tasks.classify import Classification, TextEvaluation, gold_texts, predict_texts, score_texts
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 PATCHES = ((16, 2), (64, 4))  # the shorter side of an image, at most, and its patch; 16 above
 LARGE, USUAL = 64, (224, 224)  # images that are larger have this size unless another is asked for
 DRAWN = 8
+SURVEYED, LEAST_PATCHES = 1000, 4  # images for the components of patches; patches for each of their pixels
 PIXEL_STEPS = 100  # of a regression on pixels
 
 
@@ -165,6 +167,32 @@ def start_classifier(recipe, config: PreTrainedConfig, labels: Sequence[str]) ->
     model = AutoModelForImageClassification.from_config(config)
     logger.info(f"{type(model).__name__}: from scratch, {model.num_parameters():,} parameters.")
     return model
+
+
+@torch.no_grad()
+def start_patches(recipe, model: PreTrainedModel, data: ImageData, collate: Normalize) -> None:
+    """Let the projection of patches start from their principal components in the training images. Outputs beyond these keep
+    the usual initialisation, whose norm the components get."""
+    ours = isinstance(model.config, HfTinyViTConfig)
+    if recipe.init == "random" or recipe.model_name_or_path or not ours:
+        return
+    weight = model.get_input_embeddings().weight  # (hidden, pixels of a patch)
+
+    def components() -> torch.Tensor | None:
+        rows = np.linspace(0, len(data) - 1, min(len(data), SURVEYED), dtype=int)
+        patches = patchify(collate(data[rows], 0)["pixel_values"], model.config).flatten(0, 1).double()
+        if len(patches) < LEAST_PATCHES * patches.shape[1]:
+            logger.warning(
+                f"{len(patches):,} patches say too little of {patches.shape[1]} pixels: they start at random."
+            )
+            return None
+        _, vectors = torch.linalg.eigh(patches.mT.cov())  # the last has the most variance
+        return vectors.mT.flip(0)[: len(weight)].to(weight)
+
+    found = on_main(components)
+    if found is not None:
+        weight[: len(found)] = found * weight.norm(dim=1).mean()
+        logger.info(f"The projection of patches starts from {len(found)} principal components of the training images.")
 
 
 def start_mix(recipe, config: PreTrainedConfig, labels: Sequence[str]) -> Mix | None:

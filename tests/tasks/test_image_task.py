@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,11 +28,12 @@ from transformers import (
     pipeline,
 )
 
-from hf_tiny import InputError
+from hf_tiny import HfTinyViTConfig, HfTinyViTForImageClassification, InputError
 from hf_tiny.arguments import parse
-from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, read_images
+from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, LabelledImage, read_images
 from hf_tiny.models.image_processing import HfTinyGreyImageProcessor
-from hf_tiny.tasks.images import ClassifyImages, spread_out
+from hf_tiny.models.vit import patchify
+from hf_tiny.tasks.images import ClassifyImages, spread_out, start_patches
 
 
 @pytest.fixture(scope="module")
@@ -282,3 +284,33 @@ def test_masking_needs_our_own_model(home, tmp_path):
     recipe = modules.load("recipes/pretrain_vit.py")
     with pytest.raises(InputError, match=r"--model_name_or_path .*native: a vit is not hf_tiny's ViT"):
         recipe.main(parse(recipe.Recipe, flags(**given(home, model_name_or_path=home / "native"))))
+
+
+def test_patches_start_from_their_principal_components(caplog):
+    numbers = np.random.default_rng(0)
+    strips = numbers.normal(size=(60, 1, 8)) * [1, 1, 1, 1, 3, 3, 3, 3] + numbers.normal(size=(60, 8, 1))
+    pixels = (128 + 20 * strips).clip(0, 255).astype(np.uint8)
+    rows = [LabelledImage(lambda one=one: Image.fromarray(one), "ab"[n % 2], "") for n, one in enumerate(pixels)]
+    data = ImageData(rows, (8, 8), 1, ["a", "b"])
+    config = HfTinyViTConfig(image_size=8, patch_size=2, num_channels=1, hidden_size=16, num_hidden_layers=1,
+                             num_attention_heads=2, intermediate_size=16)  # fmt: skip
+    torch.manual_seed(0)
+    model = HfTinyViTForImageClassification(config)
+    before = model.get_input_embeddings().weight.detach().clone()
+    recipe = SimpleNamespace(init=None, model_name_or_path=None)
+    collate = ClassifyImages(
+        HfTinyGreyImageProcessor(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5]), 0
+    )
+    start_patches(SimpleNamespace(init="random", model_name_or_path=None), model, data, collate)
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    start_patches(recipe, model, data, collate)
+    weight = model.get_input_embeddings().weight.detach()
+    assert torch.equal(weight[4:], before[4:])  # a patch has four pixels, and no more components
+    patches = patchify(collate(data[np.arange(60)], 0)["pixel_values"], config).flatten(0, 1)
+    size = before.norm(dim=1).mean()
+    assert torch.allclose(weight[:4] @ weight[:4].T, torch.eye(4) * size**2, atol=1e-5)
+    spread = (patches @ weight[:4].T).var(0)
+    assert spread.tolist() == sorted(spread.tolist(), reverse=True) and spread[0] > 4 * spread[3]
+    small = ImageData(rows[:1], (4, 4), 1, ["a", "b"])
+    start_patches(recipe, model, small, collate)
+    assert "4 patches say too little of 4 pixels" in caplog.text
