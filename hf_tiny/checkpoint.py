@@ -237,6 +237,18 @@ def check_model(folder: Path) -> None:
         raise InputError(f"{folder} is damaged: {problem}. Take an earlier checkpoint.")
 
 
+def usable(name: str) -> str:
+    """A model by its name or folder. The folder of a run that has not finished stands for its newest whole checkpoint."""
+    folder = Path(name)
+    if not folder.is_dir() or (folder / "config.json").exists() or not checkpoints(folder):
+        return name
+    found = find(folder, "latest")
+    if found is None:
+        raise InputError(f"{folder}: the run has not finished, and none of its checkpoints is whole.")
+    logger.info(f"{folder} is a run that has not finished: {found.name}, its newest checkpoint, is used.")
+    return str(found)
+
+
 def find(output_dir: Path, wanted: str) -> Path | None:
     """The checkpoint that `--resume_from_checkpoint` means: `latest` is the newest one that is whole, or None."""
     if wanted != "latest":

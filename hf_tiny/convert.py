@@ -378,13 +378,13 @@ CONVERSIONS = {  # by the class that was saved
 
 def load(loader, source: str | Path):
     with checkpoint.loaded(f"{source} cannot be loaded"):
-        return loader.from_pretrained(source)
+        return loader.from_pretrained(checkpoint.usable(str(source)))
 
 
 def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
     """All of it: what a checkpoint lacks would be random."""
     with checkpoint.loaded(f"{source} cannot be loaded"):
-        model, info = model_class.from_pretrained(source, output_loading_info=True)
+        model, info = model_class.from_pretrained(checkpoint.usable(str(source)), output_loading_info=True)
     if lacking := sorted(info["missing_keys"]):
         raise InputError(
             f"{source} is no {model_class.__name__}: it lacks {len(lacking)} weights, such as {lacking[0]}."

@@ -1,7 +1,17 @@
-"""How far a run is: its best figure so far, and where its time goes."""
+"""How far a run is: its best figure so far, where its time goes, and when it will end."""
 
+import logging
 import math
 import time
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import yaml
+
+from .callbacks import TrainState
+from .errors import InputError
+
+logger = logging.getLogger(__name__)
 
 # Ends of names of figures that should fall: all others should rise.
 LOWER_IS_BETTER = ("loss", "nll", "ppl", "perplexity", "bits_per_byte", "mse", "mae")
@@ -45,3 +55,56 @@ class Timers:
             "data_wait_share": self.spent["data"] / self.in_steps(),
             "outside_model_share": outside / self.in_steps(),
         }
+
+
+# How long
+
+
+class Forecast:
+    """Says once, after the first steps, when the run will end."""
+
+    FROM, TO = 2, 12  # steps that are timed; those before take longer
+
+    def __init__(self, state: TrainState):
+        self.began, self.since = state.step, 0.0
+
+    def look(self, state: TrainState) -> None:
+        taken = state.step - self.began
+        if taken == self.FROM:
+            self.since = state.seconds
+        if taken != self.TO or state.step == state.max_steps:
+            return
+        left = (state.max_steps - state.step) * (state.seconds - self.since) / (self.TO - self.FROM)
+        end = datetime.now() + timedelta(seconds=min(left, 1e10))
+        logger.info(f"{state.max_steps:,} steps: about {duration(left)} more, until {end:%Y-%m-%d %H:%M}.")
+        if left > 86_400:
+            logger.warning(
+                "That is more than a day. A smaller --size or fewer --max_steps take less; --max_minutes 60 trains for an "
+                "hour, with a schedule of that length. A run that is stopped can be resumed, and its checkpoints can be used."
+            )
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 40 seconds, 12 minutes, 3.5 hours, 428 days."""
+    for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
+def steps_within(seconds: float, step: float, evaluation: float, eval_steps: int) -> int:
+    """How many steps, with the evaluations between them and at the end, take so long."""
+    each = step + (evaluation / eval_steps if eval_steps else 0.0)
+    return max(1, int((seconds - evaluation) / each))
+
+
+def earlier_length(output_dir: Path, resumed_from: str | None) -> int | None:
+    """The --max_steps of the run that is resumed, which its recipe.yaml has; None: there is none."""
+    if resumed_from is None:
+        return None
+    recipe = (output_dir if resumed_from == "latest" else Path(resumed_from).parent) / "recipe.yaml"
+    try:
+        steps = yaml.safe_load(recipe.read_text(encoding="utf-8"))["max_steps"] if recipe.exists() else -1
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
+        raise InputError(f"{recipe} cannot be read ({error}): give the --max_steps of the run.") from error
+    return steps if steps > 0 else None

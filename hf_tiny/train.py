@@ -9,9 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,63 +20,29 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from . import arguments, checkpoint, hub, report
-from .arguments import HIGHEST_SEED, Arguments, flag
+from .arguments import Arguments
 from .callbacks import Callback, TrainState
+from .config import TrainConfig
 from .data.batches import Batch, Prefetcher, Source, num_items
 from .errors import InputError, Stopped, exit_codes
 from .evaluation import Evaluation, call, divides_by_count, flops_per_token
-from .optim import SCHEDULES, build_optimizer, drop_frozen_gradients, set_learning_rate, warmup_length
+from .optim import build_optimizer, drop_frozen_gradients, set_learning_rate, warmup_length
 from .processes import StopSignal, all_have, all_see, on_main, refuse_to_shard, start_processes
-from .progress import Timers, best_metric, is_better
+from .progress import Forecast, Timers, best_metric, earlier_length, is_better, steps_within
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(hub.HubArguments, Arguments):
-    """The flags that every training recipe has, named as in transformers.TrainingArguments."""
-
-    GROUP: ClassVar[str] = "training"
-
-    output_dir: str = flag("runs/out", "Folder for everything that the run leaves.", group="run")
-    resume_from_checkpoint: str | None = flag(None, "`latest`, or the path of a checkpoint.", group="run")
-    seed: int = flag(
-        42, "Seed of the weights, the data order, the masks and dropout.", low=0, high=HIGHEST_SEED, group="run"
-    )
-    seeds: int = flag(1, "Number of seeds to train with, each in a folder of its own.", above=0, group="run")
-    logging_steps: int = flag(50, "Steps between lines of metrics.jsonl.", above=0, group="run")
-    report_to: list[str] | None = flag(None, "Trackers: tensorboard, trackio, wandb.", group="run")
-    max_steps: int = flag(-1, "Optimiser steps, instead of --num_train_epochs; -1: by the epochs.", other_than=0)
-    num_train_epochs: float = flag(3.0, "Passes over the training data.", above=0)
-    per_device_train_batch_size: int = flag(32, "Samples in a micro-batch.", above=0)
-    gradient_accumulation_steps: int = flag(1, "Micro-batches per process and step.", above=0)
-    learning_rate: float = flag(5e-4, "Peak learning rate.", above=0)
-    lr_scheduler_type: str = flag("linear", "How the learning rate decays.", choices=SCHEDULES)
-    warmup_steps: float = flag(0.1, "Steps, or a share of the run when below 1; at most a tenth of a short run.", low=0)
-    weight_decay: float = flag(0.01, "Weight decay of AdamW, of matrices only: not of biases and norms.", low=0)
-    bf16: bool = flag(False, "bfloat16 autocast.")
-    fp16: bool = flag(False, "float16 autocast (GPUs only).")
-    gradient_checkpointing: bool = flag(False, "Less memory, more time.")
-    max_grad_norm: float = flag(1.0, "Norm to which the gradient is clipped; 0 or below does not clip.")
-    adam_beta1: float = flag(0.9, "Beta 1 of AdamW.", low=0, below=1)
-    adam_beta2: float = flag(0.999, "Beta 2 of AdamW.", low=0, below=1)
-    adam_epsilon: float = flag(1e-6, "Epsilon of AdamW.", above=0)
-    torch_compile: bool = flag(False, "Compile the model with torch.compile.")
-    eval_steps: int = flag(500, "Steps between evaluations; 0 evaluates at the end only.", low=0, group="saving")
-    per_device_eval_batch_size: int = flag(32, "Samples in an evaluation batch.", above=0, group="saving")
-    save_steps: int = flag(500, "Steps between checkpoints; 0 saves at the end only.", low=0, group="saving")
-    save_total_limit: int | None = flag(2, "Number of checkpoints that are kept; 0 or below: all.", group="saving")
-    load_best_model_at_end: bool = flag(False, "End with the best weights instead of the last.", group="saving")
-    metric_for_best_model: str = flag("loss", "Figure by which a model is the best.", group="saving")
-    greater_is_better: bool | None = flag(
-        None, "Whether a higher metric_for_best_model is better; by default its name says so.", group="saving"
-    )
-    early_stopping_patience: int | None = flag(None, "Stop after so many worse evaluations.", low=1, group="saving")
-
-
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
 IDENTITY = ("per_device_train_batch_size", "seed", "bf16", "fp16")
+MODEL_FLAGS = ("model_name_or_path", "config_name", "tokenizer_name")
 NOT_IDENTITY = ("transformers_version", "auto_map", "architectures", "dtype")  # of the model's configuration
+
+
+TIMED_STEPS, TIMED_SHARE = (
+    8,
+    1 / 60,
+)  # --max_minutes is worked out from so many steps, or more for this share of the time
 
 
 # Starting
@@ -97,11 +61,12 @@ def run(
 
 def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[str, float]:
     """The same with flags that are parsed; errors are raised. Returns what `main` does."""
-    if isinstance(recipe, TrainConfig):
-        start(recipe)
-        results = run_seeds(main, recipe) if repeat and recipe.seeds > 1 else main(recipe)
+    start(recipe) if isinstance(recipe, TrainConfig) else start_processes()
+    models = {name: vars(recipe)[name] for name in MODEL_FLAGS if vars(recipe).get(name)}
+    recipe = dataclasses.replace(recipe, **on_main(lambda: {n: checkpoint.usable(m) for n, m in models.items()}))
+    if repeat and isinstance(recipe, TrainConfig) and recipe.seeds > 1:
+        results = run_seeds(main, recipe)
     else:
-        start_processes()
         results = main(recipe)
     PartialState().destroy_process_group()
     return results
@@ -193,6 +158,7 @@ def train(
         )
         run.agree()
         run.check_metric()
+        run.fit_to_time()
         run.resume()
         run.write_down()
         metrics = run.loop()
@@ -259,6 +225,48 @@ class Run:
             names = self.evaluate.names(self.bare_model, self.accelerator)
             if best_metric(wanted).removeprefix("eval_") not in names:
                 raise InputError(f"--metric_for_best_model {wanted}: this task measures {', '.join(names)}.")
+
+    def fit_to_time(self) -> None:
+        """--max_minutes becomes --max_steps: that of the earlier run where one is resumed, else what a step takes now."""
+        config, began = self.config, time.perf_counter()
+        if config.max_minutes is None:
+            return
+        steps = on_main(lambda: earlier_length(self.output_dir, config.resume_from_checkpoint))
+        if steps is None:
+            costs = self.time_steps(TIMED_SHARE * 60 * config.max_minutes), self.time_evaluation()
+            left = 60 * config.max_minutes - (time.perf_counter() - began)
+            steps = on_main(lambda: steps_within(left, *costs, config.eval_steps))
+            logger.info(f"--max_minutes {config.max_minutes:g}: {steps:,} steps of {costs[0]:.3g} s.")
+        self.config = dataclasses.replace(config, max_steps=steps, max_minutes=None)
+        self.state = new_state(self.config, self.batches, self.world)
+        self.began = self.logged = dataclasses.replace(self.state)
+
+    def time_steps(self, enough: float) -> float:
+        """Seconds of a step, measured for `enough` seconds by steps that are undone: the weights are copied before and put
+        back. The random numbers begin anew when the run starts or resumes."""
+        weights = {name: weight.detach().clone() for name, weight in self.bare_model.state_dict().items()}
+        scaler = self.accelerator.scaler and self.accelerator.scaler.state_dict()
+        times: list[float] = []
+        self.model.train()
+        with Prefetcher(self.batches, self.accelerator, 0, self.config.gradient_accumulation_steps) as ahead:
+            while on_main(lambda: len(times) < TIMED_STEPS or times[-1] - times[0] < enough):
+                self.step(next(ahead))
+                times.append(time.perf_counter())
+        self.bare_model.load_state_dict(weights)
+        self.optimizer.state.clear()
+        if scaler:
+            self.accelerator.scaler.load_state_dict(scaler)
+        self.batches.load_state_dict({})  # a stream begins anew
+        self.sums, self.timers = {}, Timers()
+        return (times[-1] - times[1]) / (len(times) - 2)  # the first steps take longer
+
+    def time_evaluation(self) -> float:
+        if self.evaluate is None:
+            return 0.0
+        self.evaluate.names(self.bare_model, self.accelerator)  # what is loaded late is loaded now
+        began = time.perf_counter()
+        self.evaluate.names(self.bare_model, self.accelerator)
+        return (time.perf_counter() - began) * len(self.evaluate.batches) / self.world
 
     def resume(self) -> None:
         """Go on from the checkpoint that the flags mean, if they do."""
@@ -334,12 +342,14 @@ class Run:
         start = time.perf_counter() - state.seconds
         metrics: dict[str, float] = {}
         ahead = Prefetcher(self.batches, self.accelerator, state.step, config.gradient_accumulation_steps)
+        forecast = Forecast(state)
         with self.stop, bar, ahead:
             self.timers.lap("start")
             while state.step < state.max_steps and not self.stop.agreed:
                 outputs, batch, norm = self.step(next(ahead))
                 state.seconds = time.perf_counter() - start
                 bar.update()
+                forecast.look(state)
                 last = state.step == state.max_steps
                 if last or state.step % config.logging_steps == 0 or state.step == self.began.step + 1:
                     self.log(bar, outputs, batch, norm)

@@ -148,3 +148,20 @@ def test_a_folder_that_cannot_be_written_to_is_found_first(tmp_path, place):
     with pytest.raises(InputError, match=f"--output_dir {tmp_path / place} cannot be written to"):
         checkpoint.check_folder(tmp_path / place, resuming=False)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_that_has_not_finished_is_used_by_its_newest_whole_checkpoint(tmp_path, caplog):
+    assert checkpoint.usable("google/electra-small") == "google/electra-small"
+    assert checkpoint.usable(str(tmp_path)) == str(tmp_path)
+    for step in (90, 100):
+        make(tmp_path, step)
+    with caplog.at_level("INFO"):
+        assert checkpoint.usable(str(tmp_path)) == str(tmp_path / "checkpoint-100")
+    assert f"{tmp_path} is a run that has not finished: checkpoint-100" in caplog.text
+    (tmp_path / "checkpoint-100" / "model.bin").write_text("other")
+    assert checkpoint.usable(str(tmp_path)) == str(tmp_path / "checkpoint-90")
+    (tmp_path / "checkpoint-90" / "model.bin").unlink()
+    with pytest.raises(InputError, match="none of its checkpoints is whole"):
+        checkpoint.usable(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert checkpoint.usable(str(tmp_path)) == str(tmp_path)  # it has finished

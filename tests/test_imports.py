@@ -23,6 +23,7 @@ MIDDLE = {
         "metrics",
         "report",
         "callbacks",
+        "config",
         "processes",
         "progress",
         "train",

@@ -16,12 +16,13 @@ from conftest import CORES
 from fixtures import tiny_run
 from fixtures.tiny_run import ROOT, largest_difference, metrics, train_here
 
-from hf_tiny import InputError, optim
+from hf_tiny import InputError, checkpoint, optim
 from hf_tiny.callbacks import Callback
 from hf_tiny.data.batches import Prefetcher
 from hf_tiny.evaluation import flops_per_token
 from hf_tiny.progress import is_better
-from hf_tiny.train import TrainConfig, start
+from hf_tiny.start import StartArguments
+from hf_tiny.train import TrainConfig, execute, start
 
 # Schedules and groups
 
@@ -318,6 +319,18 @@ def test_choosing_among_evaluations_needs_some(tmp_path):
 
 
 # Ways to run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartedRecipe(StartArguments, tiny_run.ToyRecipe):
+    """A recipe that starts from a model."""
+
+
+def test_every_recipe_can_use_a_run_that_was_stopped(tmp_path):
+    with checkpoint.complete_or_absent(tmp_path / "stopped" / "checkpoint-3") as draft:
+        (draft / "config.json").write_text("{}")
+    recipe = StartedRecipe(output_dir=str(tmp_path / "run"), model_name_or_path=str(tmp_path / "stopped"))
+    assert execute(lambda recipe: recipe.model_name_or_path, recipe) == str(tmp_path / "stopped" / "checkpoint-3")
 
 
 def test_gradient_checkpointing_gives_the_same_weights(tmp_path):

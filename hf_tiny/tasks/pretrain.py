@@ -170,6 +170,8 @@ def start_objective(model: HfTinyElectraForPreTraining, recipe) -> tuple[list[di
     switch = recipe.first_stage_steps
     if switch < 0:
         switch = recipe.max_steps // 2 if name == "two_stage" else 0
+    if name == "two_stage" and recipe.max_minutes:
+        raise InputError("--objective two_stage: its stages are counted in steps. Give --max_steps, not --max_minutes.")
     if name == "two_stage" and not 0 < switch < recipe.max_steps:
         raise InputError(
             f"--objective two_stage: the first stage of {switch} steps must leave some of --max_steps {recipe.max_steps}."
