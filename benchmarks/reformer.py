@@ -52,7 +52,13 @@ class Transformer(nn.Module):
     def __init__(self, depth: int, saving: bool):
         super().__init__()
         rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-        kinds = {"hidden_act": "relu", "norm_first": True, "layer_norm_eps": 1e-12, "_attn_implementation": "sdpa"}
+        kinds = {
+            "hidden_act": "relu",
+            "norm_first": True,
+            "layer_norm_eps": 1e-12,
+            "modern": False,
+            "_attn_implementation": "sdpa",
+        }
         config = SimpleNamespace(**kinds, **rates)
         self.embeddings = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(EncoderBlock(config, WIDTH, HEADS, FEED) for _ in range(depth))

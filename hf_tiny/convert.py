@@ -20,13 +20,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import checkpoint, models
 from .errors import InputError
+from .models.heads import head_dropout
 
 PAIR = ("discriminator", "generator")
 PROJECTIONS = ("query", "key", "value")
-COUNTERPARTS: dict[type, type[PreTrainedModel]] = {  # native class -> the class here
+COUNTERPARTS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {  # native class -> the class here
     transformers.ElectraForSequenceClassification: models.HfTinyElectraForSequenceClassification,
     transformers.ElectraForTokenClassification: models.HfTinyElectraForTokenClassification,
     transformers.MarianMTModel: models.HfTinySeq2SeqForConditionalGeneration,
+    transformers.ModernBertForMaskedLM: models.HfTinyElectraForMaskedLM,
+    transformers.ModernBertForSequenceClassification: models.HfTinyElectraForSequenceClassification,
+    transformers.ModernBertForTokenClassification: models.HfTinyElectraForTokenClassification,
+    transformers.ModernBertModel: models.HfTinyElectraModel,
     transformers.ReformerForMaskedLM: models.HfTinyReformerForMaskedLM,
     transformers.ReformerModelWithLMHead: models.HfTinyReformerForCausalLM,
     transformers.ViTForImageClassification: models.HfTinyViTForImageClassification,
@@ -48,7 +53,15 @@ MARIAN_FIELDS = {  # native name -> the name here, where it is another
     "attention_dropout": "attention_probs_dropout_prob",
     "init_std": "initializer_range",
 }
-# What our model must be for a native one to say the same.
+MODERN_FIELDS = {
+    "hidden_activation": "hidden_act",
+    "norm_eps": "layer_norm_eps",
+    "embedding_dropout": "hidden_dropout_prob",
+}
+MODERN_FIELDS |= {"mlp_dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
+# What our model must be for a native one to say the same, or the native one for ours.
+NATIVE_MODERN: dict[str, object] = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+NATIVE_MODERN |= {"decoder_bias": True, "classifier_activation": "gelu", "tie_word_embeddings": True}
 NATIVE_ELECTRA = {"position_embedding_type": "absolute", "norm_first": False}
 NATIVE_MARIAN = {"position_embedding_type": "sinusoidal", "norm_first": False, "layer_norm_eps": 1e-5}
 NATIVE_MARIAN |= {"tie_word_embeddings": True}
@@ -120,6 +133,19 @@ ELECTRA = Names(
         (r"classifier\.out_proj", "classifier.out"),
     ),
     parts("attention.self.{}", "attention.qkv", PROJECTIONS),
+)
+MODERN_NAMES = (
+    (r"^decoder\.", "generator_lm_head."),
+    (r"^(model\.)?(?=embeddings|layers|final_norm)", "electra."),
+    (r"tok_embeddings", "word_embeddings"),
+    (r"^electra\.layers", "electra.encoder.layers"),
+    (r"final_norm", "encoder.norm"),
+    (r"attn_norm", "attention_norm"),
+    (r"attn\.Wqkv", "attention.qkv"),
+    (r"attn\.Wo", "attention.out"),
+    (r"mlp_norm", "feed_forward_norm"),
+    (r"mlp\.Wi", "feed_forward.up"),
+    (r"mlp\.Wo", "feed_forward.down"),
 )
 MARIAN = Names(
     (
@@ -195,7 +221,11 @@ def require_equal(name: str, one, other, sides: tuple[str, str]) -> None:
 
 def counterpart(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The class on the other side."""
-    classes = COUNTERPARTS | {ours: native for native, ours in COUNTERPARTS.items()}
+    classes = COUNTERPARTS
+    if type(model) not in COUNTERPARTS:  # one of ours, which may have a twin in each architecture
+        modern = isinstance(model.config, models.HfTinyElectraConfig) and model.config.modern
+        twins = {native: native.config_class is transformers.ModernBertConfig for native in COUNTERPARTS}
+        classes = {COUNTERPARTS[native]: native for native, is_modern in twins.items() if is_modern == modern}
     if type(model) not in classes:
         names = ", ".join(one.__name__ for one in COUNTERPARTS)
         raise InputError(f"{type(model).__name__} has no counterpart here: give one of {names}.")
@@ -231,15 +261,33 @@ def electra_from_native(
     return filled(model, state)
 
 
+def joint_to_native(model: models.HfTinyElectraForPreTraining) -> dict[str, PreTrainedModel]:
+    """The native models of a joint one, by the folders that they are saved in."""
+    if not model.config.modern:
+        return dict(zip(PAIR, electra_to_native(model), strict=True))
+    found = {"encoder": modern_to_native(model, transformers.ModernBertModel)}
+    if model.config.generator_size == 1:
+        return found | {"masked_lm": modern_to_native(model, transformers.ModernBertForMaskedLM)}
+    size = f"generator_size is {model.config.generator_size}"
+    print(f"{size}: ModernBERT has no narrower generator, and only the encoder is converted.", file=sys.stderr)
+    return found
+
+
+def of_generator(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a joint model with the generator's own weights in the place of the discriminator's."""
+    return state | {
+        name.replace("generator.", "electra.", 1): state[name] for name in state if name.startswith("generator.")
+    }
+
+
 def electra_to_native(model: models.HfTinyElectraForPreTraining) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Discriminator and generator; what they share, both have."""
     require(model.config, NATIVE_ELECTRA)
     config, state = model.config, model.state_dict()
     sizes = dict(zip(SIZES, config.sizes(config.generator_size), strict=True))
-    own = {re.sub(r"^generator\.", "electra.", name): state[name] for name in state if name.startswith("generator.")}
     return (
         ELECTRA.to_native(blank(transformers.ElectraForPreTraining, config), state),
-        ELECTRA.to_native(blank(transformers.ElectraForMaskedLM, config, **sizes), state | own),
+        ELECTRA.to_native(blank(transformers.ElectraForMaskedLM, config, **sizes), of_generator(state)),
     )
 
 
@@ -251,9 +299,49 @@ def electra_head_from_native(model: PreTrainedModel) -> PreTrainedModel:
 
 def electra_head_to_native(model: PreTrainedModel) -> PreTrainedModel:
     """A native classifier of texts or of tokens, with its labels."""
+    if model.config.modern:
+        return modern_to_native(model)
     pooled = {"classifier_pooling": "cls"} if type(model) is models.HfTinyElectraForSequenceClassification else {}
     require(model.config, NATIVE_ELECTRA | pooled)
     return ELECTRA.to_native(blank(counterpart(model), model.config), model.state_dict())
+
+
+def modern_names(native_class: type[PreTrainedModel]) -> Names:
+    head = "generator_head." if native_class is transformers.ModernBertForMaskedLM else "classifier."
+    return Names(((r"^classifier\.", "classifier.out."), (r"^head\.", head), *MODERN_NAMES), {})
+
+
+def modern_from_native(model: PreTrainedModel) -> PreTrainedModel:
+    """A native ModernBERT whose layers are all global, with its labels."""
+    native = model.config
+    needed = NATIVE_MODERN | {"layer_types": ["full_attention"] * native.num_hidden_layers}
+    require(native, needed, "hf_tiny's modern architecture")
+    fields = {ours: getattr(native, name) for name, ours in MODERN_FIELDS.items()}
+    fields["rope_theta"] = native.rope_parameters["full_attention"]["rope_theta"]
+    ours = blank(counterpart(model), native, architecture="modern", sharing="all", generator_size=1, **fields)
+    prefix = "electra." if type(ours) is models.HfTinyElectraModel else ""
+    state = modern_names(type(model)).from_native(model.state_dict())
+    return filled(ours, {name.removeprefix(prefix): tensor for name, tensor in state.items()})
+
+
+def modern_to_native(model: PreTrainedModel, native_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+    """A native ModernBERT, with its labels. native_class: what to make of a joint model."""
+    config, state = model.config, model.state_dict()
+    require(config, {"architecture": "modern"}, "a native twin of this class")
+    native_class = native_class or counterpart(model)
+    fields = {name: getattr(config, ours) for name, ours in MODERN_FIELDS.items()}
+    fields |= {
+        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "classifier_dropout": head_dropout(config).p,
+    }
+    fields["rope_parameters"] = {"full_attention": {"rope_type": "default", "rope_theta": config.rope_theta}}
+    fields |= dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))  # only the tokenizer's
+    if native_class is transformers.ModernBertForMaskedLM:
+        require(config, {"generator_size": 1}, "native ModernBERT, which is as wide as its embeddings,")
+        state = of_generator(state)
+    elif type(model) is models.HfTinyElectraModel:
+        state = {f"electra.{name}": tensor for name, tensor in state.items()}
+    return modern_names(native_class).to_native(blank(native_class, config, **fields), state)
 
 
 def seq2seq_from_native(model: transformers.MarianMTModel) -> models.HfTinySeq2SeqForConditionalGeneration:
@@ -360,14 +448,18 @@ def reformer_from_native(model: PreTrainedModel) -> PreTrainedModel:
 
 
 FROM_NATIVE = {
-    models.HfTinyElectraConfig: electra_head_from_native,
-    models.HfTinyReformerConfig: reformer_from_native,
-    models.HfTinySeq2SeqConfig: seq2seq_from_native,
-    models.HfTinyViTConfig: vit_from_native,
+    transformers.ElectraConfig: electra_head_from_native,
+    transformers.MarianConfig: seq2seq_from_native,
+    transformers.ModernBertConfig: modern_from_native,
+    transformers.ReformerConfig: reformer_from_native,
+    transformers.ViTConfig: vit_from_native,
+    transformers.ViTMAEConfig: vit_from_native,
 }
 CONVERSIONS = {  # by the class that was saved
-    **{native: FROM_NATIVE[ours.config_class] for native, ours in COUNTERPARTS.items()},
-    models.HfTinyElectraForPreTraining: electra_to_native,
+    **{native: FROM_NATIVE[native.config_class] for native in COUNTERPARTS},
+    models.HfTinyElectraForMaskedLM: modern_to_native,
+    models.HfTinyElectraForPreTraining: joint_to_native,
+    models.HfTinyElectraModel: modern_to_native,
     models.HfTinyElectraForSequenceClassification: electra_head_to_native,
     models.HfTinyElectraForTokenClassification: electra_head_to_native,
     models.HfTinySeq2SeqForConditionalGeneration: seq2seq_to_native,
@@ -400,7 +492,7 @@ def convert(source: str, target: Path) -> None:
     if pair[0].is_dir():
         discriminator = load_model(transformers.ElectraForPreTraining, pair[0])
         generator = load_model(transformers.ElectraForMaskedLM, pair[1])
-        source, converted = str(pair[0]), electra_from_native(discriminator, generator)
+        source, converted = str(pair[0]), {"": electra_from_native(discriminator, generator)}
     else:
         saved = (load(transformers.AutoConfig, source).architectures or ["A bare encoder"])[0]
         known = {model.__name__: (model, function) for model, function in CONVERSIONS.items()}
@@ -408,9 +500,9 @@ def convert(source: str, target: Path) -> None:
             hint = f"Two native ELECTRAs go into one folder, as {PAIR}."
             raise InputError(f"{source}: {saved} has no counterpart. {hint}")
         model_class, function = known[saved]
-        converted = function(load_model(model_class, source))
-    several = zip(PAIR, converted, strict=True) if isinstance(converted, tuple) else [("", converted)]
-    for name, model in several:
+        found = function(load_model(model_class, source))
+        converted = found if function is joint_to_native else {"": found}
+    for name, model in converted.items():
         model.save_pretrained(target / name)
         try:
             images = model.main_input_name == "pixel_values"

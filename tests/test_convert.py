@@ -5,12 +5,18 @@ import torch
 from fixtures.tiny_models import ELECTRA, REFORMER, SEQ2SEQ, VIT, inputs
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForImageClassification,
+    AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     ElectraForMaskedLM,
     ElectraForPreTraining,
+    ModernBertConfig,
+    ModernBertModel,
     ReformerConfig,
     ReformerForMaskedLM,
     ReformerForSequenceClassification,
@@ -23,6 +29,7 @@ from hf_tiny import (
     HfTinyElectraForPreTraining,
     HfTinyElectraForSequenceClassification,
     HfTinyElectraForTokenClassification,
+    HfTinyElectraModel,
     HfTinyReformerConfig,
     HfTinyReformerForCausalLM,
     HfTinySeq2SeqConfig,
@@ -105,6 +112,70 @@ def test_electra_heads(head):
     assert native.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert_same_logits(model, native)
     assert_same_weights(model, convert.electra_head_from_native(native))
+
+
+MODERN = {"architecture": "modern", "rope_theta": 500.0, "generator_size": 1}
+ENCODER, MASKED = HfTinyElectraModel, HfTinyElectraForMaskedLM
+
+
+def assert_same_on_texts(one, other, tolerance: float = 1e-5):
+    """Padded and not."""
+    batch = inputs(type(one), one.config)
+    del batch["token_type_ids"]
+    for mask in (batch["attention_mask"], torch.ones_like(batch["input_ids"])):
+        given = {**batch, "attention_mask": mask}
+        with torch.no_grad():
+            found, expected = other(**given)[0], one(**given)[0]
+        if expected.shape[:2] == mask.shape:
+            found, expected = found[mask.bool()], expected[mask.bool()]
+        assert expected.abs().mean() > 0.1
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("model_class", [ENCODER, MASKED, *HEADS])
+def test_modern(model_class, pooling, tmp_path):
+    """Weight for weight a native ModernBERT, and back."""
+    model = electra(model_class, **MODERN, sharing="all", classifier_pooling=pooling, id2label={0: "하나", 1: "둘"})
+    model.save_pretrained(tmp_path / "ours")
+    command(tmp_path / "ours", tmp_path / "native")
+    command(tmp_path / "native", tmp_path / "back")
+    auto_class = {ENCODER: AutoModel, MASKED: AutoModelForMaskedLM}
+    auto_class |= {HEADS[0]: AutoModelForSequenceClassification, HEADS[1]: AutoModelForTokenClassification}
+    native, info = auto_class[model_class].from_pretrained(tmp_path / "native", output_loading_info=True)
+    assert native.config.model_type == "modernbert" and not any(info.values()), info
+    assert sum(p.numel() for p in native.parameters()) == sum(p.numel() for p in model.parameters())
+    assert native.config.id2label == model.config.id2label
+    assert_same_on_texts(model, native)
+    assert_same_weights(model, model_class.from_pretrained(tmp_path / "back"))
+
+
+@pytest.mark.parametrize("sharing", ["none", "embeddings", "all"])
+def test_a_modern_joint_model(sharing, tmp_path, capsys):
+    """Its encoder and its generator; of a narrower generator there is no native one."""
+    model = electra(**MODERN, sharing=sharing)
+    native = convert.joint_to_native(model)
+    assert_same_on_texts(model.electra, native["encoder"])
+    ours = MASKED(model.config)
+    ours.load_state_dict(model.state_dict(), strict=False)
+    assert_same_on_texts(ours.eval(), native["masked_lm"])
+    if sharing != "all":
+        narrow = electra(**{**MODERN, "sharing": sharing, "generator_size": 0.5})
+        assert list(convert.joint_to_native(narrow)) == ["encoder"]
+        assert "generator_size is 0.5: ModernBERT has no narrower generator" in capsys.readouterr().err
+
+
+def test_a_modernbert_that_does_not_fit():
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "pad_token_id": 0}
+    for changes, message in (
+        ({}, "layer_types is .*'sliding_attention'.*: hf_tiny's modern architecture only has"),
+        ({"layer_types": ["full_attention"] * 2, "norm_bias": True}, "norm_bias is True"),
+    ):
+        native = ModernBertModel(ModernBertConfig(**sizes, num_hidden_layers=2, **changes))
+        with pytest.raises(InputError, match=message):
+            convert.modern_from_native(native)
+    with pytest.raises(InputError, match="architecture is 'electra': a native twin of this class only has 'modern'"):
+        convert.modern_to_native(electra(MASKED))
 
 
 def test_seq2seq():

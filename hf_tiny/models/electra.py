@@ -32,6 +32,7 @@ from .layers import (
     binary_cross_entropy,
     cross_entropy,
     embed,
+    layer_norm,
     rotary_angles,
     sample_inverse_cdf,
 )
@@ -55,10 +56,16 @@ class HfTinyElectraConfig(EncoderConfig):
     position_embedding_type: "absolute" (learned, as in the paper) or "rotary".
     norm_first: LayerNorm before each layer instead of after the residual sum.
     discriminator_weight: λ of the paper's equation 3.
+    architecture: "electra", or "modern", whose encoder is a native ModernBERT with global attention: norms first, rotary
+        positions, gates, no biases, no token types, and embeddings as wide as the encoder, whatever else is given for these.
     """
 
     model_type = "hf_tiny_electra"
-    choices = {"sharing": ("none", "embeddings", "all"), "position_embedding_type": ("absolute", "rotary")}
+    choices = {
+        "sharing": ("none", "embeddings", "all"),
+        "position_embedding_type": ("absolute", "rotary"),
+        "architecture": ("electra", "modern"),
+    }
 
     vocab_size: int = 30522
     embedding_size: int = 128
@@ -77,9 +84,13 @@ class HfTinyElectraConfig(EncoderConfig):
     sharing: str = "embeddings"
     generator_size: float | int = 0.25
     discriminator_weight: float | int = 50.0
+    architecture: str = "electra"
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
+        if self.modern:
+            self.norm_first, self.position_embedding_type = True, "rotary"
+            self.type_vocab_size, self.embedding_size = 0, self.hidden_size
         self.tie_word_embeddings = True  # always; PEFT notes False when it merges into a model with sharing "none"
         if self.sharing == "all":
             advice = 'a generator that shares "all" has the discriminator\'s size: give 1, or share "embeddings" only.'
@@ -87,6 +98,10 @@ class HfTinyElectraConfig(EncoderConfig):
         for scale in (1, self.generator_size):
             fields = f"hidden_size ({self.hidden_size} x {scale}), num_attention_heads or generator_size"
             self.require_heads(*self.sizes(scale)[:2], fields, even=True)
+
+    @property
+    def modern(self) -> bool:
+        return self.architecture == "modern"
 
     def sizes(self, scale: float) -> tuple[int, int, int]:
         """(hidden size, heads, feed-forward size) of an encoder that is `scale` times as wide."""
@@ -119,11 +134,13 @@ class ElectraEmbeddings(nn.Module):
         super().__init__()
         size = config.embedding_size
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.types = config.type_vocab_size > 0
+        if self.types:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.learned_positions = config.position_embedding_type == "absolute"
         if self.learned_positions:
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.norm = layer_norm(config, size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -139,7 +156,8 @@ class ElectraEmbeddings(nn.Module):
             position_ids = torch.arange(x.shape[1], device=x.device)[None]
         if self.learned_positions:
             x = x + self.position_embeddings(position_ids)
-        x = x + self.token_type_embeddings(position_ids.new_zeros(1) if token_type_ids is None else token_type_ids)
+        if self.types:
+            x = x + self.token_type_embeddings(position_ids.new_zeros(1) if token_type_ids is None else token_type_ids)
         return self.dropout(self.norm(x)), position_ids
 
 
@@ -156,7 +174,9 @@ class ElectraEncoder(nn.Module):
         self.layers = nn.ModuleList(
             EncoderBlock(config, hidden_size, num_heads, intermediate_size) for _ in range(config.num_hidden_layers)
         )
-        self.norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps) if config.norm_first else nn.Identity()
+        if config.modern and not narrow:
+            self.layers[0].attention_norm = nn.Identity()  # the embeddings end in one
+        self.norm = layer_norm(config, hidden_size) if config.norm_first else nn.Identity()
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **kwargs) -> Tensor:
         x = self.project(x)
@@ -206,8 +226,8 @@ class GeneratorHead(nn.Module):
 
     def __init__(self, config: HfTinyElectraConfig, scale: float):
         super().__init__()
-        self.dense = nn.Linear(config.sizes(scale)[0], config.embedding_size)
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(config.sizes(scale)[0], config.embedding_size, bias=not config.modern)
+        self.norm = layer_norm(config, config.embedding_size)
         self.activation = ACT2FN["gelu"]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from .layers import Dropout, HfTinyConfig, binary_cross_entropy, cross_entropy, linear_cross_entropy
+from .layers import Dropout, HfTinyConfig, binary_cross_entropy, cross_entropy, layer_norm, linear_cross_entropy
 
 logger = logging.get_logger(__name__)
 Count = Tensor | int | None  # num_items_in_batch
@@ -151,25 +151,18 @@ def head_dropout(config: PreTrainedConfig) -> Dropout:
 
 
 class ClassificationHead(nn.Module):
-    """ELECTRA's: a hidden layer on the first token's state, or on the mean of all."""
+    """ELECTRA's, a hidden layer in front of the output; ModernBERT's has a norm after it."""
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
-        self.pooling = config.classifier_pooling
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=not config.modern)
         self.activation = ACT2FN["gelu"]
+        self.norm = layer_norm(config, config.hidden_size) if config.modern else nn.Identity()
         self.dropout = head_dropout(config)
         self.out = nn.Linear(config.hidden_size, config.num_labels)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if self.pooling == "cls":
-            x = x[:, 0]
-        elif attention_mask is None:
-            x = x.mean(1)
-        else:
-            weights = attention_mask.to(x.dtype)[:, :, None]
-            x = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
-        return self.out(self.dropout(self.activation(self.dense(self.dropout(x)))))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.dropout(self.norm(self.activation(self.dense(self.dropout(x))))))
 
 
 class SequenceClassification(EncoderHead):
@@ -186,7 +179,14 @@ class SequenceClassification(EncoderHead):
         self.post_init()
 
     def predict(self, x, attention_mask, labels, num_items_in_batch):
-        logits = self.classifier(x, attention_mask)
+        if self.config.classifier_pooling == "cls":
+            x = x[:, 0]
+        elif attention_mask is None:
+            x = x.mean(1)
+        else:
+            weights = attention_mask.to(x.dtype)[:, :, None]
+            x = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        logits = self.classifier(x)
         if labels is None:
             return None, logits
         return classification_loss(logits, labels, self.config, num_items_in_batch), logits
@@ -202,8 +202,10 @@ class TokenClassification(EncoderHead):
         super().__init__(config)
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config))
-        self.dropout = head_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.dropout = nn.Identity() if config.modern else head_dropout(config)
+        self.classifier = (
+            ClassificationHead(config) if config.modern else nn.Linear(config.hidden_size, config.num_labels)
+        )
         self.post_init()
 
     def predict(self, x, attention_mask, labels, num_items_in_batch):

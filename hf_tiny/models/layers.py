@@ -24,10 +24,12 @@ class HfTinyConfig(PreTrainedConfig):
     """A config that lists every head of its family in `auto_map`, not only the class that was saved.
 
     choices: the values that other fields than those of CHOICES may have, by their names.
+    modern: layers as in ModernBERT: without biases, the feed-forward layer with a gate.
     """
 
     registered_auto_map = None  # filled when the family is registered; stays None where its files run as remote code
     choices = {}
+    modern = False
 
     def __post_init__(self, **kwargs):
         if self.registered_auto_map is not None:
@@ -273,8 +275,8 @@ class SelfAttention(Attention):
     def __init__(self, config: PreTrainedConfig, hidden_size: int, *args):
         super().__init__(config, hidden_size, *args)
         self.is_causal = self.layer_idx is not None
-        self.qkv = nn.Linear(hidden_size, sum(self.sizes))
-        self.out = nn.Linear(self.sizes[2], hidden_size)
+        self.qkv = nn.Linear(hidden_size, sum(self.sizes), bias=not config.modern)
+        self.out = nn.Linear(self.sizes[2], hidden_size, bias=not config.modern)
 
     def forward(
         self,
@@ -340,15 +342,24 @@ class CrossAttention(Attention):
         return key, value
 
 
+def layer_norm(config: PreTrainedConfig, size: int) -> nn.LayerNorm:
+    return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=not config.modern)
+
+
 class FeedForward(nn.Module):
     def __init__(self, config: PreTrainedConfig, hidden_size: int, intermediate_size: int):
         super().__init__()
-        self.up = nn.Linear(hidden_size, intermediate_size)
+        self.gated = config.modern
+        self.up = nn.Linear(hidden_size, intermediate_size * (2 if self.gated else 1), bias=not config.modern)
         self.activation = ACT2FN[config.hidden_act]
-        self.down = nn.Linear(intermediate_size, hidden_size)
+        self.down = nn.Linear(intermediate_size, hidden_size, bias=not config.modern)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
+        x = self.up(x)
+        if not self.gated:
+            return self.down(self.activation(x))
+        x, gate = x.chunk(2, dim=-1)
+        return self.down(self.activation(x) * gate)
 
 
 class EncoderBlock(GradientCheckpointingLayer):
@@ -369,12 +380,12 @@ class EncoderBlock(GradientCheckpointingLayer):
         super().__init__()
         self.norm_first = config.norm_first
         self.attention = SelfAttention(config, hidden_size, num_heads, head_sizes, layer_idx)
-        self.attention_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm = layer_norm(config, hidden_size)
         if layer_idx is not None:
             self.cross_attention = CrossAttention(config, hidden_size, num_heads, head_sizes, layer_idx)
-            self.cross_attention_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
+            self.cross_attention_norm = layer_norm(config, hidden_size)
         self.feed_forward = FeedForward(config, hidden_size, intermediate_size)
-        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = layer_norm(config, hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def residual(self, norm: nn.LayerNorm, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:

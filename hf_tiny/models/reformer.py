@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .chunks import Visibility, chunked_attention, dense_attention, full_attention, sort_tokens
 from .heads import Count, EncoderConfig, EncoderHead, SequenceClassification, TokenClassification, predict_tokens
-from .layers import Dropout, FeedForward, embed, rotary_angles, rotate
+from .layers import Dropout, FeedForward, embed, layer_norm, rotary_angles, rotate
 
 __all__ = [
     "HfTinyReformerConfig",
@@ -306,9 +306,9 @@ class ReformerBlock(nn.Module):
         size = config.hidden_size // 2
         self.layer_idx = layer_idx
         self.chunk_size = config.chunk_size_feed_forward
-        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.attention_norm = layer_norm(config, size)
         self.attention = ATTENTION[config.attn_layers[layer_idx]](config, layer_idx)
-        self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = layer_norm(config, size)
         self.feed_forward = FeedForward(config, size, config.intermediate_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -451,7 +451,7 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         super().__init__(config)
         self.embeddings = ReformerEmbeddings(config)
         self.layers = nn.ModuleList(ReformerBlock(config, index) for index in range(config.num_hidden_layers))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = layer_norm(config, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
 

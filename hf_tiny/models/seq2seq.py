@@ -27,6 +27,7 @@ from .layers import (
     HfTinyPreTrainedModel,
     SelfAttention,
     embed,
+    layer_norm,
     rotary_angles,
     sinusoids,
 )
@@ -180,7 +181,7 @@ class HfTinySeq2SeqEncoder(HfTinySeq2SeqPreTrainedModel):
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.positions = Positions(config)
         self.layers = nn.ModuleList(EncoderBlock(config, *config.block_sizes) for _ in range(config.encoder_layers))
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if config.norm_first else nn.Identity()
+        self.norm = layer_norm(config, size) if config.norm_first else nn.Identity()
         self.post_init()
 
     @capture_outputs
@@ -210,7 +211,7 @@ class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
         self.positions = Positions(config)
         size, depth = config.hidden_size, config.decoder_layers
         self.layers = nn.ModuleList(DecoderBlock(config, *config.block_sizes, index) for index in range(depth))
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if config.norm_first else nn.Identity()
+        self.norm = layer_norm(config, size) if config.norm_first else nn.Identity()
         self.post_init()
 
     @capture_outputs

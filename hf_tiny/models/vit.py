@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .heads import Count, classification_loss, count_items
-from .layers import Dropout, EncoderBlock, HfTinyConfig, HfTinyPreTrainedModel, SelfAttention, sinusoids
+from .layers import Dropout, EncoderBlock, HfTinyConfig, HfTinyPreTrainedModel, SelfAttention, layer_norm, sinusoids
 
 __all__ = ["HfTinyViTConfig", "HfTinyViTForImageClassification", "HfTinyViTForMaskedImageModeling", "HfTinyViTModel"]
 
@@ -253,7 +253,7 @@ class HfTinyViTModel(HfTinyViTPreTrainedModel):
         sizes = (config.hidden_size, config.num_attention_heads, config.intermediate_size)
         depth, rate = config.num_hidden_layers, config.drop_path_rate
         self.layers = nn.ModuleList(ViTBlock(config, *sizes, rate * i / max(1, depth - 1)) for i in range(depth))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = layer_norm(config, config.hidden_size)
         self.pooled = slice(0, 1) if config.pooling == "cls" else slice(1 + config.num_register_tokens, None)
         self.post_init()
 
@@ -331,7 +331,7 @@ class MAEDecoder(nn.Module):
         self.mask_token = nn.Embedding(1, size)
         self.positions = GridPositions(config, size)
         self.layers = nn.ModuleList(ViTBlock(config, *sizes) for _ in range(config.decoder_num_hidden_layers))
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.norm = layer_norm(config, size)
         self.out = nn.Linear(size, config.patch_dim)
 
     def forward(self, x: Tensor, visible: Tensor, masked: Tensor, grid: tuple[int, int], every: bool) -> Tensor:
