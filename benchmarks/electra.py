@@ -5,7 +5,9 @@ masks and optimiser, taking turns in one process:
 
 - hf_tiny's HfTinyElectraForPreTraining;
 - transformers as it comes: ElectraForMaskedLM and ElectraForPreTraining with tied embeddings, logits at every position;
-- the same two models with the logits computed at the masked positions only ("sliced").
+- the same two models with the logits computed at the masked positions only ("sliced");
+- hf_tiny's and transformers' in bfloat16 autocast, too. `electra_step_ratio_default_precision` is transformers in float32,
+  its default, beside hf_tiny's, which is bfloat16 where the processor multiplies it itself.
 
 Ratios are the peer's figure divided by ours: above 1, hf_tiny is faster or needs less memory. The last line is JSON.
 """
@@ -27,9 +29,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
+import hf_tiny  # noqa: F401  before torch: it sets how threads wait
 from hf_tiny.convert import electra_from_native
 from hf_tiny.data.batches import Batch
 from hf_tiny.data.masking import MaskTokens
+from hf_tiny.machine import FASTER
 
 OURS, WHOLE, SLICED = "hf_tiny", "transformers as it comes", "transformers, sliced logits"
 SIDES = (OURS, WHOLE, SLICED)
@@ -94,13 +98,15 @@ def compute_loss(side: str, model: nn.Module, batch: Batch) -> Tensor:
 
 
 class Competitor:
-    def __init__(self, side: str, dropout: float):
-        self.side, self.dropout = side, dropout
+    def __init__(self, side: str, dropout: float, bf16: bool = False):
+        self.side, self.dropout, self.bf16 = side, dropout, bf16
         self.model = build(side, dropout).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-4, eps=1e-6, weight_decay=0.01, fused=True)
 
     def step(self, batch: Batch) -> None:
-        compute_loss(self.side, self.model, batch).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            loss = compute_loss(self.side, self.model, batch)
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -132,9 +138,9 @@ def peak_memory(task: tuple[str, int]) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def matmul_flops_per_second(size: int) -> float:
-    """What one large fp32 matrix product reaches, the best of three."""
-    a, b = torch.randn(2, size, size)
+def matmul_flops_per_second(size: int, dtype: torch.dtype) -> float:
+    """What one large matrix product reaches, the best of three."""
+    a, b = torch.randn(2, size, size).to(dtype)
     times = [seconds(torch.mm, a, b) for _ in range(3)]
     return 2 * size**3 / min(times)
 
@@ -147,6 +153,10 @@ def seconds(function: Callable, *inputs) -> float:
 
 def median_and_range(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
+
+
+def compared(theirs: list[float], ours: list[float]) -> list[float]:
+    return [their / our for their, our in zip(theirs, ours, strict=True)]
 
 
 def main() -> None:
@@ -170,43 +180,53 @@ def main() -> None:
     check_same_loss(make_batch(batch_size, 0))
 
     competitors = [Competitor(side, dropout) for dropout in DROPOUTS for side in SIDES]
+    competitors += [Competitor(side, DROPOUTS[0], bf16=True) for side in SIDES]
     with FlopCounterMode(display=False) as counter:
         compute_loss(OURS, competitors[0].model, make_batch(batch_size, 0)).backward()
     for competitor in competitors:  # warm up
         competitor.step(make_batch(batch_size, 0))
 
-    times = {(competitor.side, competitor.dropout): [] for competitor in competitors}
-    limit = 0.0
+    times = {(competitor.side, competitor.dropout, competitor.bf16): [] for competitor in competitors}
+    limits = dict.fromkeys((torch.float32, torch.bfloat16), 0.0)
     for repetition in range(repetitions):
-        limit = max(limit, *(matmul_flops_per_second(size) for size in (1024, 2048)))
+        for dtype in limits:
+            limits[dtype] = max(limits[dtype], *(matmul_flops_per_second(size, dtype) for size in (1024, 2048)))
         batch = make_batch(batch_size, repetition * batch_size)
         shift = repetition % len(competitors)  # so that nobody is always first
         for competitor in competitors[shift:] + competitors[:shift]:
-            times[competitor.side, competitor.dropout].append(seconds(competitor.step, batch))
+            times[competitor.side, competitor.dropout, competitor.bf16].append(seconds(competitor.step, batch))
 
-    print(f"{'':28} dropout   step, ms (range)        peer / ours (range)    peak memory, MB")
+    print(f"{'':28} dropout  precision   step, ms (range)        peer / ours (range)    peak memory, MB")
     ratios = {}
-    for (side, dropout), values in times.items():
+    for (side, dropout, bf16), values in times.items():
         middle, low, high = median_and_range([1000 * value for value in values])
-        line = f"{side:28} {dropout:7}   {middle:6.0f} ({low:.0f} to {high:.0f})"
+        precision = "bfloat16" if bf16 else "float32"
+        line = f"{side:28} {dropout:7}  {precision:9}   {middle:6.0f} ({low:.0f} to {high:.0f})"
         if side != OURS:
-            pairs = zip(values, times[OURS, dropout], strict=True)
-            ratio, least, most = median_and_range([theirs / ours for theirs, ours in pairs])
-            ratios[side, dropout] = round(ratio, 3)
-            line = f"{line:62} {ratio:.2f} ({least:.2f} to {most:.2f})"
-        print(f"{line:86} {memory[side]:.0f}" if dropout else line)
+            ratio, least, most = median_and_range(compared(values, times[OURS, dropout, bf16]))
+            ratios[side, dropout, bf16] = round(ratio, 3)
+            line = f"{line:73} {ratio:.2f} ({least:.2f} to {most:.2f})"
+        print(f"{line:97} {memory[side]:.0f}" if dropout and not bf16 else line)
 
-    rates = {dropout: counter.get_total_flops() / statistics.median(times[OURS, dropout]) for dropout in DROPOUTS}
-    print(
-        f"\n{counter.get_total_flops() / 1e9:.0f} GFLOP a step; large matrix products reach {limit / 1e9:.0f} GFLOP/s"
-    )
+    flops, ours = counter.get_total_flops(), {key[1:]: values for key, values in times.items() if key[0] == OURS}
+    rates = {key: flops / statistics.median(values) for key, values in ours.items()}
+    default = statistics.median(ours[0.1, True]) * FASTER < statistics.median(ours[0.1, False])  # whether bfloat16
+    reach = ", ".join(f"{limit / 1e9:.0f} GFLOP/s in {dtype}" for dtype, limit in limits.items())
+    print(f"\n{flops / 1e9:.0f} GFLOP a step; large matrix products reach {reach}")
     result = {
-        "electra_step_ratio": ratios[WHOLE, 0.1],
-        "electra_step_ratio_no_dropout": ratios[WHOLE, 0.0],
-        "electra_step_ratio_sliced": ratios[SLICED, 0.1],
-        "electra_step_ratio_sliced_no_dropout": ratios[SLICED, 0.0],
-        "matmul_share": round(rates[0.1] / limit, 3),
-        "matmul_share_no_dropout": round(rates[0.0] / limit, 3),
+        "electra_step_ratio": ratios[WHOLE, 0.1, False],
+        "electra_step_ratio_no_dropout": ratios[WHOLE, 0.0, False],
+        "electra_step_ratio_sliced": ratios[SLICED, 0.1, False],
+        "electra_step_ratio_sliced_no_dropout": ratios[SLICED, 0.0, False],
+        "electra_step_ratio_bf16": ratios[WHOLE, 0.1, True],
+        "electra_step_ratio_sliced_bf16": ratios[SLICED, 0.1, True],
+        "electra_step_ratio_default_precision": round(
+            statistics.median(compared(times[WHOLE, 0.1, False], ours[0.1, default])), 3
+        ),
+        "default_precision": "bfloat16" if default else "float32",
+        "matmul_share": round(rates[0.1, False] / limits[torch.float32], 3),
+        "matmul_share_no_dropout": round(rates[0.0, False] / limits[torch.float32], 3),
+        "matmul_share_bf16": round(rates[0.1, True] / limits[torch.bfloat16], 3),
         "memory_ratio": round(memory[WHOLE] / memory[OURS], 3),
         "memory_ratio_sliced": round(memory[SLICED] / memory[OURS], 3),
         "batch_size": batch_size,

@@ -9,8 +9,9 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -218,10 +219,15 @@ def _parse_flags(recipe_class: type[Arguments], argv: Sequence[str]) -> dict[str
     """Only what was given, so that defaults can be laid below it."""
     types, config = get_type_hints(recipe_class), _config_flags(recipe_class)
     types |= {name: _simple_type(field.type) for name, field in config.items()}
+    auto = {name for name, kind in types.items() if str in get_args(kind) and _simple_type(kind) in (bool, int)}
+    types |= {name: _simple_type(types[name]) for name in auto}
     fields = [
         (name, types[name], dataclasses.field(default=argparse.SUPPRESS)) for name in (*_flags(recipe_class), *config)
     ]
     parser = _Parser(dataclasses.make_dataclass("Flags", fields), allow_abbrev=False, add_help=False)
+    for action in parser._actions:
+        if action.dest in auto:
+            action.type = partial(_unless_auto, action.type)
     parser.add_argument("-h", "--help", nargs="?", const="short", default=argparse.SUPPRESS)
     namespace, rest = parser.parse_known_args(argv)
     if rest:
@@ -233,6 +239,11 @@ def _parse_flags(recipe_class: type[Arguments], argv: Sequence[str]) -> dict[str
         if isinstance(given[name], list) and len(given[name]) == 1 and int in get_args(config[name].type):
             (given[name],) = given[name]  # an `int | list[int]`
     return given
+
+
+def _unless_auto(convert: Callable[[str], Any], text: str):
+    """What a flag of another type than text may be, too: the run then finds the value out."""
+    return text if text == "auto" else convert(text)
 
 
 def as_flags(settings: dict) -> list[str]:

@@ -2,8 +2,10 @@
 
 import json
 import logging
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import ClassVar
 
 import torch
@@ -155,6 +157,32 @@ class CollapseWarning(Callback):
                 f"step {state.step}: the discriminator has collapsed to the majority class or has not left it yet (RTD loss "
                 f"{loss:.3f}, majority entropy {entropy:.3f}, recall {metrics['eval_rtd_recall']:.3f}). If this lasts: "
                 "rotary positions, a smaller generator, a lower learning rate, or more steps."
+            )
+
+
+class SlowdownWarning(Callback):
+    """Says when a run has become several times slower than it was: other programs are using its cores."""
+
+    needs_whole_weights = False
+    STEPS, SLOWER = 20, 3.0
+
+    def __init__(self):
+        self.rates, self.best, self.last, self.said = deque(maxlen=self.STEPS), 0.0, (0, 0.0), False
+
+    def on_step_end(self, state: TrainState, model: nn.Module) -> None:
+        tokens, seconds = self.last
+        self.last = state.tokens, state.seconds
+        if seconds and state.seconds > seconds:
+            self.rates.append((state.tokens - tokens) / (state.seconds - seconds))
+        if len(self.rates) < self.STEPS:
+            return
+        rate = median(self.rates)  # a step may have an evaluation before it
+        self.best = max(self.best, rate)
+        if not self.said and rate < self.best / self.SLOWER:
+            self.said = True
+            logger.warning(
+                f"step {state.step}: training has slowed from {self.best:,.0f} to {rate:,.0f} tokens a second. Is another "
+                "program using the cores? Stop it, or go on with fewer: --resume_from_checkpoint latest --num_threads 1."
             )
 
 

@@ -268,6 +268,21 @@ def find(output_dir: Path, wanted: str) -> Path | None:
     return None
 
 
+def settings(output_dir: Path, wanted: str | None) -> dict:
+    """What a run that goes on has settled before its first step: whether in bfloat16, and how many threads. Nothing where
+    the file cannot be read: `find` says what is wrong with it."""
+    folders = checkpoints(output_dir)[-1:] if wanted == "latest" else [Path(wanted)] if wanted else []
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            saved = json.loads((folder / "trainer_state.json").read_text())
+            settled = {
+                "bf16": saved["identity"]["bf16"],
+                "num_threads": saved.get("num_threads"),
+            }  # None: an older version
+            return {name: value for name, value in settled.items() if value is not None}
+    return {}
+
+
 def to_resume(output_dir: Path, wanted: str | None) -> Path | None:
     """The checkpoint to go on from, or None for a new run, which never writes over an old one."""
     found = None if wanted is None else find(output_dir, wanted)

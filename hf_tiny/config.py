@@ -22,6 +22,12 @@ class TrainConfig(hub.HubArguments, Arguments):
     seeds: int = flag(1, "Number of seeds to train with, each in a folder of its own.", above=0, group="run")
     logging_steps: int = flag(50, "Steps between lines of metrics.jsonl.", above=0, group="run")
     report_to: list[str] | None = flag(None, "Trackers: tensorboard, trackio, wandb.", group="run")
+    num_threads: int | str | None = flag(
+        None,
+        "Threads of a process: its share of the cores by default; auto measures whether one is faster.",
+        above=0,
+        group="run",
+    )
     max_steps: int = flag(-1, "Optimiser steps, instead of --num_train_epochs; -1: by the epochs.", other_than=0)
     max_minutes: float | None = flag(
         None, "Train for about so long: steps are timed at the start, and --max_steps follows.", above=0
@@ -33,7 +39,7 @@ class TrainConfig(hub.HubArguments, Arguments):
     lr_scheduler_type: str = flag("linear", "How the learning rate decays.", choices=SCHEDULES)
     warmup_steps: float = flag(0.1, "Steps, or a share of the run when below 1; at most a tenth of a short run.", low=0)
     weight_decay: float = flag(0.01, "Weight decay of AdamW, of matrices only: not of biases and norms.", low=0)
-    bf16: bool = flag(False, "bfloat16 autocast.")
+    bf16: bool | str = flag("auto", "bfloat16 autocast; auto takes it where it is right and much faster.")
     fp16: bool = flag(False, "float16 autocast (GPUs only).")
     gradient_checkpointing: bool = flag(False, "Less memory, more time.")
     max_grad_norm: float = flag(1.0, "Norm to which the gradient is clipped; 0 or below does not clip.")

@@ -28,11 +28,15 @@ def call(model: nn.Module, batch: dict, counts: Tensor | None) -> ModelOutput:
     return model(**inputs) if counts is None else model(**inputs, num_items_in_batch=counts)
 
 
-def flops_per_token(model: nn.Module, batch: Batch) -> float:
-    """Floating-point operations per token of a forward pass; random numbers and gradients are left alone."""
+def count_flops(model: nn.Module, batch: dict) -> int:
+    """Floating-point operations of a forward pass; random numbers and gradients are left alone."""
     with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(model, send_to_device(batch, model.device), None)
-    return counter.get_total_flops() / int(num_tokens(batch))
+    return counter.get_total_flops()
+
+
+def flops_per_token(model: nn.Module, batch: Batch) -> float:
+    return count_flops(model, batch) / int(num_tokens(batch))
 
 
 class Evaluation:

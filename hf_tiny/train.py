@@ -21,11 +21,12 @@ from tqdm.auto import tqdm
 
 from . import arguments, checkpoint, hub, report
 from .arguments import Arguments
-from .callbacks import Callback, TrainState
+from .callbacks import Callback, SlowdownWarning, TrainState
 from .config import TrainConfig
 from .data.batches import Batch, Prefetcher, Source, num_items
 from .errors import InputError, Stopped, exit_codes
 from .evaluation import Evaluation, call, divides_by_count, flops_per_token
+from .machine import settle
 from .optim import build_optimizer, drop_frozen_gradients, set_learning_rate, warmup_length
 from .processes import StopSignal, all_have, all_see, on_main, refuse_to_shard, start_processes
 from .progress import Forecast, Timers, best_metric, earlier_length, is_better, steps_within
@@ -64,15 +65,12 @@ def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[s
     start(recipe) if isinstance(recipe, TrainConfig) else start_processes()
     models = {name: vars(recipe)[name] for name in MODEL_FLAGS if vars(recipe).get(name)}
     recipe = dataclasses.replace(recipe, **on_main(lambda: {n: checkpoint.usable(m) for n, m in models.items()}))
-    if repeat and isinstance(recipe, TrainConfig) and recipe.seeds > 1:
-        results = run_seeds(main, recipe)
-    else:
-        results = main(recipe)
+    results = run_seeds(main, recipe) if repeat and vars(recipe).get("seeds", 1) > 1 else main(recipe)
     PartialState().destroy_process_group()
     return results
 
 
-def run_seeds(main: Callable, recipe: TrainConfig) -> dict[str, float]:
+def run_seeds(main: Callable, recipe) -> dict[str, float]:
     """The same run with several seeds; all_results.json then holds the mean and the deviation of every figure."""
     results = []
     for seed in range(recipe.seed, recipe.seed + recipe.seeds):
@@ -146,6 +144,7 @@ def train(
     arguments.check(config)
     check_trackers(config.report_to or [])
     with checkpoint.locked(Path(config.output_dir)) if PartialState().is_main_process else nullcontext():
+        config = settle(config, model, batches)
         run = Run(
             model,
             batches,
@@ -170,7 +169,8 @@ class Run:
 
     def __init__(self, model, batches: Source, config: TrainConfig, *, evaluate, test, groups, callbacks, processor):
         self.batches, self.config, self.output_dir = batches, config, Path(config.output_dir)
-        self.evaluate, self.test, self.callbacks, self.processor = evaluate, test, callbacks, processor
+        self.evaluate, self.test, self.processor = evaluate, test, processor
+        self.callbacks = [*callbacks, SlowdownWarning()]
         self.accelerator = Accelerator(
             cpu=not torch.accelerator.is_available(),
             mixed_precision="bf16" if config.bf16 else "fp16" if config.fp16 else "no",
@@ -511,7 +511,8 @@ class Run:
                 for callback in self.callbacks:
                     callback.on_save(draft)
                 data = {name: value for _, part in gathered for name, value in part.items()}
-                saved = {"state": dataclasses.asdict(state), "identity": self.identity(), "data": data}
+                saved = {"identity": self.identity(), "data": data, "num_threads": self.config.num_threads}
+                saved["state"] = dataclasses.asdict(state)
                 (draft / "trainer_state.json").write_text(json.dumps(saved, indent=1))
         if self.main:
             if self.pusher and self.config.hub_strategy == "every_save":

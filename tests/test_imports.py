@@ -26,6 +26,7 @@ MIDDLE = {
         "config",
         "processes",
         "progress",
+        "machine",
         "train",
         "convert",
         "start",
