@@ -79,9 +79,10 @@ class Card:
     data: str = "not stated"
     pipeline_tag: str | None = None  # the task, as the Hub calls it
     pipeline: str | None = None  # the task, as transformers.pipeline calls it
+    options: str = ""  # more arguments of it, as code
     task: str = ""  # what the model is: "A tagger of words"
     base: str = ""  # what it was fine-tuned from
-    example: str = ""  # an input to try it with
+    example: str | dict[str, str] = ""  # an input to try it with
     labels: Sequence[str] | None = None
     scoring: str = ""  # how the figures were measured
     unit: str = "tokens"  # what the run counts

@@ -1,6 +1,7 @@
 """What people look at when a run is over: images and tables. matplotlib and scikit-learn are loaded by what needs them."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,19 +177,21 @@ def compare(results: dict) -> str:
     return f"The model beats its baseline ({name}) in every figure."
 
 
-def print_summary(output_dir: Path, results: dict[str, float], pipeline: str | None) -> None:
-    """A table of the figures, and the commands to run next."""
-    line, folder = "=" * 72, str(output_dir)
+def print_summary(output_dir: Path, results: dict[str, float]) -> None:
+    """A table of the figures, and what to do next: the model is used as its card says."""
+    line = "=" * 72
     print(f"\n{line}")
     for name, value in results.items():
         print(f"  {name:34s} {value if isinstance(value, str) else number(value):>20}")
     if comparison := compare(results):
         print(f"{line}\n  {comparison}")
-    use = f"from transformers import AutoModel; AutoModel.from_pretrained({folder!r})"
-    if pipeline:
-        use = f"from transformers import pipeline; pipeline({pipeline!r}, model={folder!r})"
     print(f"{line}\n  curves:  {output_dir / 'curves.png'}\n  card:    {output_dir / 'README.md'}")
-    print(f"  use it:  import hf_tiny; {use}")
+    use = re.search(
+        r"^```python\n(.*?)^```$", (output_dir / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    if use:
+        code = use[1].replace("PATH_OR_ID", str(output_dir)).splitlines()
+        print("  use it:  " + "\n           ".join(part for part in code if part))
     print(f"  push it: python -m hf_tiny.hub push {output_dir} --hub_model_id you/{output_dir.resolve().name}")
 
 

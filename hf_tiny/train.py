@@ -556,7 +556,7 @@ class Run:
                 for evaluation in filter(None, (self.evaluate, self.test)):
                     evaluation.report(self.output_dir)
                 hub.write_card(self.output_dir, model, results, card, dataclasses.asdict(config))
-            report.print_summary(self.output_dir, results, card.pipeline)
+            report.print_summary(self.output_dir, results)
             if self.pusher:
                 self.pusher.finish()
         for tracker in self.accelerator.trackers:

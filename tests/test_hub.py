@@ -128,7 +128,13 @@ def test_the_summary_names_figures_and_next_commands(pushed):
     run, ended = pushed
     for name in json.loads((run / "all_results.json").read_text()):
         assert f"  {name} " in ended.out
-    for words in (f"curves:  {run / 'curves.png'}", f"card:    {run / 'README.md'}", "use it:  ", "push it: "):
+    for words in (
+        f"curves:  {run / 'curves.png'}",
+        f"card:    {run / 'README.md'}",
+        "use it:  from transformers import AutoModel",
+        f'AutoModel.from_pretrained("{run}"',
+        "push it: ",
+    ):
         assert words in ended.out
 
 

@@ -2,7 +2,11 @@
 
 import copy
 import itertools
+import json
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,10 +19,9 @@ from hf_tiny import (
     HfTinyElectraModel,
     HfTinyTokenLinkingConfig,
     HfTinyTokenLinkingModel,
-    InputError,
 )
-from hf_tiny.pipelines import split_words
-from hf_tiny.tasks.parse import is_tree, maximum_spanning_tree
+from hf_tiny.models.parsing import split_words
+from hf_tiny.models.trees import is_tree, maximum_spanning_tree
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
 SIZES = {
@@ -147,24 +150,24 @@ def test_a_word_of_no_token(parser):
 def test_a_sentence_beyond_the_window(parser):
     parser(["책"] * 18)
     with pytest.raises(
-        InputError, match="at most 20 tokens, but the 19 words from '책' to '책' are 21: give one sentence"
+        ValueError, match="at most 20 tokens, but the 19 words from '책' to '책' are 21: give one sentence"
     ):
         parser(["책"] * 19)
 
 
 def test_the_parser_refuses_other_models(korean, tmp_path):
     model = HfTinyElectraModel(HfTinyElectraConfig(**{**SIZES, "vocab_size": len(korean)}))
-    with pytest.raises(InputError, match="dependency-parsing needs a model that links words"):
+    with pytest.raises(ValueError, match="dependency-parsing needs a model that links words"):
         pipeline("dependency-parsing", model=saved(model, korean, tmp_path), device="cpu")
 
 
 def test_the_parser_refuses_unknown_settings(parser):
-    with pytest.raises(InputError, match="does not know top_k"):
+    with pytest.raises(ValueError, match="does not know top_k"):
         parser("책", top_k=3)
 
 
 def test_a_saved_parser(parser, tmp_path):
-    """Its code is hf_tiny's own: the model's files travel, those of the pipeline do not."""
+    """With hf_tiny the pipeline is its own, which needs no trust."""
     parser.save_pretrained(tmp_path)
     sentence = "나는 학교에 간다."
     for remote in (False, True):
@@ -172,4 +175,31 @@ def test_a_saved_parser(parser, tmp_path):
         assert type(again) is type(parser)
         for row, other in zip(again(sentence), parser(sentence), strict=True):
             assert row == {**other, "score": pytest.approx(other["score"], abs=1e-6)}
-    assert not (tmp_path / "pipelines.py").exists()
+
+
+ALONE = """
+import json, sys
+sys.modules["hf_tiny"] = None  # as if it were not installed: importing it fails
+from transformers import pipeline
+for folder in ("saved", "again"):
+    parse = pipeline("dependency-parsing", model=folder, trust_remote_code=True, device="cpu")
+    print(json.dumps(parse("나는 학교에 간다.")))
+    parse.save_pretrained("again")
+"""
+
+
+@pytest.mark.slow
+def test_a_parser_where_hf_tiny_is_not_installed(parser, tmp_path):
+    """The pipeline comes with the model, also when that is saved again."""
+    parser.save_pretrained(tmp_path / "saved")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-I", "-c", ALONE]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    for line in done.stdout.splitlines():
+        for row, other in zip(json.loads(line), parser("나는 학교에 간다."), strict=True):
+            assert row == {**other, "score": pytest.approx(other["score"], abs=1e-6)}
+    for folder in ("saved", "again"):
+        named = json.loads((tmp_path / folder / "config.json").read_text())["custom_pipelines"]
+        assert named["dependency-parsing"]["impl"] == "parsing.DependencyParsingPipeline"

@@ -18,6 +18,7 @@ from hf_tiny.data.batches import Batch, pad_right
 from hf_tiny.data.conllu import Sentence
 from hf_tiny.data.splits import TextSplitArguments
 from hf_tiny.errors import InputError
+from hf_tiny.models.words import WordTokenizer
 
 IGNORED = -100  # what the losses of torch and transformers skip
 FILLERS = {"token_type_ids": 0, "word_spans": 0, "owned": False, "word": -1}  # what pads an array; others: IGNORED
@@ -39,15 +40,6 @@ class WindowArguments(TextSplitArguments):
                 f"{self.max_seq_length // 2} tokens."
             )
         return WindowEncoder(tokenizer, self.max_seq_length, self.doc_stride)
-
-
-def plain_tokenizer(content: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json that neither cuts nor pads, and takes "[SEP]" in a text for text."""
-    backend = tokenizers.Tokenizer.from_str(content)
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
-    return backend
 
 
 @dataclass(frozen=True)
@@ -72,36 +64,13 @@ class Window:
         return np.where(self.owned, np.array(values[self.start : self.stop], dtype=np.int64), IGNORED)
 
 
-class WindowEncoder:
+class WindowEncoder(WordTokenizer):
     """A tokenizer and the size of windows."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int = 0):
-        self.backend = plain_tokenizer(tokenizer.backend_tokenizer.to_str())
+        super().__init__(tokenizer)
         self.max_length, self.stride = max_length, stride
-        self.token_types = "token_type_ids" in tokenizer.model_input_names
-        self.nothing = [tokenizer.pad_token_id if tokenizer.unk_token_id is None else tokenizer.unk_token_id]
-        token = self.backend.encode("a", add_special_tokens=False)
-        token.truncate(1)
-        # What the special tokens around a text, or a pair of texts, are: each text is one token here.
-        self.frames = (self.backend.post_process(token), self.backend.post_process(token, token))
-        self.before = self.frames[0].special_tokens_mask.index(0)
         self.room = max_length - len(self.frames[0].ids) + 1
-        # Byte-level tokenizers keep the space before a word; the words of a list have none unless it is put there.
-        joined = self.backend.encode("a a", add_special_tokens=False).ids
-        spaced = self.backend.encode(["a", " a"], is_pretokenized=True, add_special_tokens=False).ids
-        apart = self.backend.encode(["a", "a"], is_pretokenized=True, add_special_tokens=False).ids
-        self.space = " " if spaced == joined != apart else ""
-
-    def framed(self, *texts: Sequence[int]) -> Feature:
-        """The tokens of a text, or of two, between the special tokens."""
-        frame, parts = self.frames[len(texts) - 1], iter(texts)
-        ids, kinds = [], []
-        for special, token, kind in zip(frame.special_tokens_mask, frame.ids, frame.type_ids, strict=True):
-            part = [token] if special else next(parts)
-            ids += part
-            kinds += [kind] * len(part)
-        arrays = {"input_ids": np.array(ids, dtype=np.int64), "token_type_ids": np.array(kinds, dtype=np.int64)}
-        return arrays if self.token_types else {"input_ids": arrays["input_ids"]}
 
     # Texts
 
@@ -157,10 +126,7 @@ class WindowEncoder:
         what a tokenizer makes of their text."""
         apart = {word for sentence in sentences if sentence.places is None for word in sentence.words}
         different = [space + word for word in sorted(apart) for space in {"", self.space}]
-        encodings = self.backend.encode_batch_fast(
-            [[text] for text in different], is_pretokenized=True, add_special_tokens=False
-        )
-        ids = {text: encoding.ids or self.nothing for text, encoding in zip(different, encodings, strict=True)}
+        ids = dict(zip(different, self.tokens(different), strict=True))
         for sentence in sentences:
             if sentence.places is None:
                 yield [ids[(self.space if index else "") + word] for index, word in enumerate(sentence.words)]

@@ -1,6 +1,8 @@
 """N -> path on any encoder: each word chooses another word, or none, and a label for the link."""
 
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -14,6 +16,9 @@ from .heads import Count, LinkingHead, count_items, token_loss
 from .layers import HfTinyConfig, HfTinyPreTrainedModel
 from .reformer import HfTinyReformerConfig, HfTinyReformerModel
 
+if TYPE_CHECKING:  # the pipeline's file travels with this one, since transformers finds it named here
+    from .parsing import DependencyParsingPipeline as DependencyParsingPipeline
+
 __all__ = ["HfTinyTokenLinkingConfig", "HfTinyTokenLinkingModel"]
 
 # Where this file runs as a checkpoint's own code, hf_tiny's encoders are known only after this, and their files travel with
@@ -22,6 +27,9 @@ ENCODERS = {HfTinyElectraConfig: HfTinyElectraModel, HfTinyReformerConfig: HfTin
 for config_class, encoder_class in ENCODERS.items():
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, encoder_class, exist_ok=True)
+
+# What transformers looks for in the configuration of a checkpoint that brings its own pipeline.
+PIPELINES = {"dependency-parsing": {"impl": "parsing.DependencyParsingPipeline", "pt": ["AutoModel"], "type": "text"}}
 
 
 @strict
@@ -47,7 +55,13 @@ class HfTinyTokenLinkingConfig(HfTinyConfig):
             self.encoder = HfTinyElectraConfig()
         elif isinstance(self.encoder, dict):
             self.encoder = AutoConfig.for_model(**self.encoder)
+        kwargs["custom_pipelines"] = deepcopy(PIPELINES) if self.registered_auto_map is None else {}
         super().__post_init__(**kwargs)
+
+    def to_dict(self) -> dict:
+        """With the pipeline's name. The configuration itself has it only as remote code: where hf_tiny is imported, its
+        pipeline is known, and needs no trust."""
+        return {**super().to_dict(), "custom_pipelines": deepcopy(PIPELINES)}
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """The part with the vocabulary: it is here that transformers notes the new size of resized embeddings."""

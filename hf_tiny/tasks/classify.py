@@ -414,6 +414,8 @@ def text_baseline(texts: dict[str, list[Text]], labels: Sequence[str] | None) ->
 
 
 def text_card(recipe, texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Card:
+    shown = texts["validation"][0]
+    several, example = shown.several, {"text": shown.text[:100], "text_pair": (shown.text_pair or "")[:100]}
     return Card(
         template="finetuned",
         data=recipe.data_name("paragraphs of Python documentation"),
@@ -421,12 +423,13 @@ def text_card(recipe, texts: dict[str, list[Text]], labels: Sequence[str] | None
         pipeline="text-classification",
         task="A regressor of texts" if labels is None else "A classifier of texts",
         base=base_name(recipe),
-        example=texts["validation"][0].text[:100],
+        options="" if several is None else "top_k=None",
+        example=example["text"] if shown.text_pair is None else example,
         labels=labels,
         scoring="A long text is the mean of its windows. "
         + (
             "`majority` is the accuracy of always giving the most frequent label."
-            if texts["train"][0].several is None
+            if several is None
             else "A label is given where its probability is above one half. `micro_f1` is over all labels together, "
             "`macro_f1` the mean over labels, `accuracy` the share of texts whose labels are all right."
         ),

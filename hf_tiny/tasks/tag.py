@@ -373,14 +373,18 @@ def tag_baseline(sentences: dict[str, list[Sentence]], labels: Sequence[str]) ->
 
 
 def tag_card(recipe, sentences: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:
+    shown = sentences["validation"][0]
+    # Entities, and not their tokens. The first token of a word has its tag; of characters every token has one.
+    groups = f'aggregation_strategy="{"first" if shown.places is None else "simple"}"'
     return Card(
         template="finetuned",
         data=recipe.data_name("treebank of Python source"),
         pipeline_tag="token-classification",
         pipeline="token-classification",
-        task="A tagger of words" if sentences["validation"][0].places is None else "A tagger of characters",
+        options=groups if is_entity_scheme(labels) else "",
+        task="A tagger of words" if shown.places is None else "A tagger of characters",
         base=base_name(recipe),
-        example=(sentences["validation"][0].text or " ".join(sentences["validation"][0].words))[:100],
+        example=(shown.text or " ".join(shown.words))[:100],
         labels=labels,
         scoring="Each word is tagged by its first token and scored once; characters have the tag of the token that they are "
         "in. An I- that follows no B- or I- of its type begins an entity. Where the tags are B-, I- and O, F1 is of whole "

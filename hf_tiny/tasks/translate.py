@@ -29,12 +29,13 @@ from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source, pair_batch
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import TextSplitArguments, read_splits
-from hf_tiny.data.windows import Feature, plain_tokenizer
+from hf_tiny.data.windows import Feature
 from hf_tiny.errors import InputError, require
 from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss, perplexity
 from hf_tiny.hub import Card
 from hf_tiny.metrics import Metric, share
 from hf_tiny.models import HfTinySeq2SeqConfig
+from hf_tiny.models.words import plain_tokenizer
 from hf_tiny.start import ENCODER_DECODER, read_config, start_model
 
 logger = logging.getLogger(__name__)

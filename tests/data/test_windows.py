@@ -12,7 +12,8 @@ from fixtures.tagged_words import EMPTY, EXTREME, KOREAN, LONG, WORDS, decoded, 
 from hf_tiny import InputError
 from hf_tiny.arguments import Arguments, parse
 from hf_tiny.data.conllu import Sentence
-from hf_tiny.data.windows import IGNORED, CollateWindows, WindowArguments, WindowEncoder, plain_tokenizer
+from hf_tiny.data.windows import IGNORED, CollateWindows, WindowArguments, WindowEncoder
+from hf_tiny.models.words import plain_tokenizer
 
 
 @pytest.fixture(params=tagged_words.TOKENIZERS)

@@ -656,11 +656,15 @@ MODEL_FILES = sorted((Path(hf_tiny.__file__).parent / "models").glob("[!_]*.py")
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda path: path.name)
 def test_model_files_can_travel(path):
     """transformers finds the files to copy by a regular expression, also inside docstrings."""
-    allowed = {*sys.stdlib_module_names, "torch", "transformers", "huggingface_hub"}
+    allowed = {*sys.stdlib_module_names, "torch", "transformers", "huggingface_hub", "numpy", "tokenizers"}
     siblings = {file.stem for file in MODEL_FILES}
     source = path.read_text()
     imports = 0
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    # Files that are named for transformers to find, and not imported.
+    blocks = [block for block in tree.body if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"]
+    named = [node for block in blocks for node in block.body]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = {alias.name.split(".")[0] for alias in node.names}
             assert names <= allowed, f"{path.name}:{node.lineno} imports {names - allowed}"
@@ -669,7 +673,7 @@ def test_model_files_can_travel(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 1, f"{path.name}:{node.lineno} imports from a parent package"
             assert node.module in siblings, f"{path.name}:{node.lineno}: write `from .file import name`"
-            assert node.col_offset == 0, f"{path.name}:{node.lineno} imports inside a block"
+            assert node.col_offset == 0 or node in named, f"{path.name}:{node.lineno} imports inside a block"
             imports += 1
     assert len(re.findall(r"(?:from|import)\s+\.", source)) == imports, (
         f"{path.name} has import text in a string or comment"

@@ -31,7 +31,7 @@ from transformers import (
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForTokenClassification, hub, report
 from hf_tiny.data.batches import Source
-from hf_tiny.tasks.parse import maximum_spanning_tree
+from hf_tiny.models.trees import maximum_spanning_tree
 from hf_tiny.train import TrainConfig, train
 
 STARTS = ("scratch", "hf_tiny", "native")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import statistics
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def test_regression_of_pairs(home, tmp_path):
     pairs = tokenizer([row["a"] for row in rows], [row["b"] for row in rows], padding=True, return_tensors="pt")
     assert tokenizer.unk_token_id not in pairs["input_ids"]  # the vocabulary is of both texts
     assert model.eval()(**pairs).logits[:, 0].tolist() == pytest.approx(found.tolist(), abs=1e-4)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert json.dumps({"text": rows[0]["a"], "text_pair": rows[0]["b"]}, ensure_ascii=False) in card
+    snippet = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("PATH_OR_ID", str(folder))
+    exec(snippet, given := {})
+    answer = given["solve"]({"text": rows[0]["a"], "text_pair": rows[0]["b"]})
+    assert answer["score"] == pytest.approx(found[0], abs=1e-3)
 
 
 def test_several_seeds_share_the_data_and_give_mean_and_deviation(home, tmp_path):

@@ -108,7 +108,7 @@ def test_a_pipeline_finds_in_raw_text_what_was_scored(home, tmp_path, character_
     assert results["eval_precision"] == pytest.approx(right / sum(map(len, found)))
     assert results["eval_recall"] == pytest.approx(right / sum(len(gold) for _, gold in dev))
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert json.dumps(dev[0][0], ensure_ascii=False) in card
+    assert json.dumps(dev[0][0], ensure_ascii=False) in card and ', aggregation_strategy="simple")' in card
 
 
 def test_a_pipeline_tags_morphemes_of_raw_text(home, tmp_path):

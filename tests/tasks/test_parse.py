@@ -19,6 +19,7 @@ from hf_tiny.arguments import Arguments, parse
 from hf_tiny.data import builtin
 from hf_tiny.data.conllu import Sentence
 from hf_tiny.data.windows import CollateWindows
+from hf_tiny.models.trees import is_tree
 from hf_tiny.tasks.parse import (
     ABOUT,
     LinkEvaluation,
@@ -26,7 +27,6 @@ from hf_tiny.tasks.parse import (
     Parsing,
     Subjects,
     decode,
-    is_tree,
     link_features,
     read_trees,
     whole_sentences,

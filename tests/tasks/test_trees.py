@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hf_tiny.tasks.parse import is_tree, maximum_spanning_tree
+from hf_tiny.models.trees import is_tree, maximum_spanning_tree
 
 
 def reaches_root(heads: tuple[int, ...], word: int) -> bool:
