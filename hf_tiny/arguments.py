@@ -154,11 +154,12 @@ def _broken_rule(value, *, bounds: dict | None = None, choices: tuple | None = N
     return f"it must be {' and '.join(BOUNDS[name][1].format(bound) for name, bound in bounds.items())}"
 
 
-def write(recipe: Arguments, path: Path) -> None:
-    """The file that reproduces this run."""
+def write(recipe: Arguments, path: Path, commands: Sequence[str] = ()) -> None:
+    """The file that reproduces this run. commands: of the run so far, as comments."""
     settings = dataclasses.asdict(recipe)
     settings |= settings.pop("given_settings")
-    path.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    comments = "".join(f"# {line}\n" for command in commands for line in command.splitlines())
+    path.write_text(comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 # What flags there are

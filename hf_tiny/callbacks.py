@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import ClassVar
@@ -33,6 +33,7 @@ class TrainState:
     best_metric: float | None = None
     best_step: int | None = None
     evaluations_since_best: int = 0
+    commands: list[str] = field(default_factory=list)  # that started the run and went on with it
 
 
 class Callback:

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -33,7 +34,7 @@ RANDOM_STATE = "rng-{}-of-{}.pt"  # process, number of processes
 WHOLE_OPTIMIZER, SHARDED_OPTIMIZER = "optimizer.pt", "optimizer"  # one file, or a folder with a file of each process
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")  # loading them can run any code
 RUN_FILES = ("recipe.yaml", "metrics.jsonl", "all_results.json", "config.json")
-OWN = ("recipe.yaml", "seed-*/recipe.yaml", "checkpoint-*")  # only a run of ours has one of them
+OWN = ("recipe.yaml", "metrics.jsonl", "seed-*/recipe.yaml", "checkpoint-*")  # only a run of ours has one of them
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -256,6 +257,11 @@ def find(output_dir: Path, wanted: str) -> Path | None:
         if not path.is_dir():
             raise InputError(
                 f"--resume_from_checkpoint {wanted}: no such folder. Give a checkpoint-<step> or `latest`."
+            )
+        if not (path / MANIFEST).exists() and (saved := checkpoints(path)):
+            raise InputError(
+                f"--resume_from_checkpoint {wanted} is the folder of a run. Give one of its checkpoints, such as {saved[-1]}, "
+                f"or go on in it: {shlex.join(['--output_dir', wanted, '--resume_from_checkpoint', 'latest'])}"
             )
         if problem := damage(path):
             raise InputError(f"{path} is damaged: {problem}. Use an earlier checkpoint, or `latest`.")

@@ -56,8 +56,10 @@ def hint(name: str, known: Collection[str], prefix: str = "") -> str:
         return f": it is now {prefix}{RENAMED[name]}."
     if name.startswith("no_") and name[3:] in known:
         return f": it is now {prefix}{name[3:]} False."
-    longer = sorted((flag for flag in known if flag.startswith(f"{name}_")), key=len)
-    close = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    short = [flag for flag in known if "".join(word[0] for word in flag.split("_") if word) == name]  # lr
+    longer = [flag for flag in known if f"_{name}" in f"_{flag}"]
+    longer.sort(key=lambda flag: (not flag.startswith(name), "eval" in flag, len(flag)))
+    close = short or longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f". Did you mean {prefix}{close[0]}?" if close else "."
 
 

@@ -137,8 +137,15 @@ def header(name: str, family: str, figures: dict[str, float], card: Card, flags:
     )
 
 
-def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, float], card: Card, flags: dict) -> None:
-    """README.md from the template of the card; only what was measured goes in."""
+def write_card(
+    output_dir: Path,
+    model: PreTrainedModel,
+    results: dict[str, float],
+    card: Card,
+    flags: dict,
+    commands: Sequence[str] = (),
+) -> None:
+    """README.md from the template of the card; only what was measured goes in. commands: of the run, in their order."""
     name, family = output_dir.resolve().name, model.config.model_type.removeprefix("hf_tiny_")
     figures = {name: value for name, value in results.items() if name.startswith(MEASURED) and name != "baseline_name"}
     data = header(name, family, figures, card, flags).to_yaml()
@@ -150,7 +157,7 @@ def write_card(output_dir: Path, model: PreTrainedModel, results: dict[str, floa
         "results": results,
         "comparison": escape(compare(results)),
         "config": model.config.to_dict(),
-        "command": command(),
+        "commands": commands or [command()],
         "hardware": f"{results['num_processes']} process(es) with {results['num_threads']} thread(s) each, {hardware()}",
         "images": sorted(path.name for path in output_dir.glob("*.png")),
     }

@@ -3,7 +3,9 @@
 import logging
 import math
 import os
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,11 +13,13 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from transformers.utils.logging import disable_progress_bar
 
 from .callbacks import Callback
 from .errors import InputError
+from .flags import RECIPES
 
 LAUNCH = "--config_file recipes/accelerate/cpu_2proc.yaml"
 PASSED_ON = 5.0  # seconds in which a launcher passes on a signal that SLURM, for one, has sent to all processes as well
@@ -81,6 +85,16 @@ def all_have(identity: dict) -> None:
                 )
 
 
+def check_trackers(names: Sequence[str]) -> None:
+    """accelerate says nothing of a tracker that is not installed."""
+    available = [str(tracker) for tracker in get_available_trackers()]
+    for name in names:
+        if name not in available:
+            raise InputError(
+                f"--report_to {name}: not installed, or no tracker of accelerate. Installed: {', '.join(available) or 'none'}."
+            )
+
+
 def refuse_to_shard(accelerator: Accelerator, callbacks: Sequence[Callback], tied: bool) -> None:
     """What FSDP would do wrongly, mostly without a word."""
     if accelerator.distributed_type != DistributedType.FSDP:
@@ -91,6 +105,19 @@ def refuse_to_shard(accelerator: Accelerator, callbacks: Sequence[Callback], tie
     if whole or not tied:
         problem = f"{', '.join(whole)} needs whole weights" if whole else "it would untie weights that are one"
         raise InputError(f"FSDP: {problem}. Launch with recipes/accelerate/multi_gpu.yaml or multi_node.yaml.")
+
+
+def resume_command() -> str:
+    """The command that goes on with this run when it is pasted."""
+    script, processes = Path(sys.argv[0]), PartialState().num_processes
+    if script.resolve().parent == RECIPES.resolve():
+        options = ["--num_processes", str(processes)] if processes > 1 else []
+        words = ["hf-tiny", *options, script.stem.replace("_", "-")]
+    else:
+        words = ["accelerate", "launch", "--quiet", "--num_processes", str(processes), sys.argv[0]]
+    return shlex.join(
+        [*words, *sys.argv[1:], "--resume_from_checkpoint", "latest"]
+    )  # of a flag that is there twice, the last
 
 
 class StopSignal:

@@ -9,12 +9,22 @@ from pathlib import Path
 import yaml
 
 from .callbacks import TrainState
+from .data.batches import Source
 from .errors import InputError
+from .optim import warmup_length
 
 logger = logging.getLogger(__name__)
 
 # Ends of names of figures that should fall: all others should rise.
 LOWER_IS_BETTER = ("loss", "nll", "ppl", "perplexity", "bits_per_byte", "mse", "mae")
+
+
+def new_state(config, batches: Source, processes: int) -> TrainState:
+    per_step, steps = processes * config.gradient_accumulation_steps, config.max_steps
+    if steps <= 0:
+        steps = math.ceil(config.num_train_epochs * len(batches) / per_step)
+    warmup = warmup_length(config.warmup_steps, steps)
+    return TrainState(max_steps=steps, warmup_steps=warmup, micro_batches_per_step=per_step)
 
 
 def best_metric(name: str) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.tracking import get_available_trackers
 from accelerate.utils import gather_object, set_seed
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -27,9 +26,18 @@ from .data.batches import Batch, Prefetcher, Source, num_items
 from .errors import InputError, Stopped, exit_codes
 from .evaluation import Evaluation, call, divides_by_count, flops_per_token
 from .machine import settle
-from .optim import build_optimizer, drop_frozen_gradients, set_learning_rate, warmup_length
-from .processes import StopSignal, all_have, all_see, on_main, refuse_to_shard, start_processes
-from .progress import Forecast, Timers, best_metric, earlier_length, is_better, steps_within
+from .optim import build_optimizer, drop_frozen_gradients, set_learning_rate
+from .processes import (
+    StopSignal,
+    all_have,
+    all_see,
+    check_trackers,
+    on_main,
+    refuse_to_shard,
+    resume_command,
+    start_processes,
+)
+from .progress import Forecast, Timers, best_metric, earlier_length, is_better, new_state, steps_within
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +73,9 @@ def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[s
     start(recipe) if isinstance(recipe, TrainConfig) else start_processes()
     models = {name: vars(recipe)[name] for name in MODEL_FLAGS if vars(recipe).get(name)}
     recipe = dataclasses.replace(recipe, **on_main(lambda: {n: checkpoint.usable(m) for n, m in models.items()}))
-    results = run_seeds(main, recipe) if repeat and vars(recipe).get("seeds", 1) > 1 else main(recipe)
+    results = (
+        run_seeds(main, recipe) if repeat and isinstance(recipe, TrainConfig) and recipe.seeds > 1 else main(recipe)
+    )
     PartialState().destroy_process_group()
     return results
 
@@ -109,16 +119,6 @@ def start(config: TrainConfig) -> None:
     on_main(lambda: checkpoint.check_folder(Path(config.output_dir), config.resume_from_checkpoint is not None))
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """accelerate says nothing of a tracker that is not installed."""
-    available = [str(tracker) for tracker in get_available_trackers()]
-    for name in names:
-        if name not in available:
-            raise InputError(
-                f"--report_to {name}: not installed, or no tracker of accelerate. Installed: {', '.join(available) or 'none'}."
-            )
-
-
 # Training
 
 
@@ -145,20 +145,14 @@ def train(
     check_trackers(config.report_to or [])
     with checkpoint.locked(Path(config.output_dir)) if PartialState().is_main_process else nullcontext():
         config = settle(config, model, batches)
-        run = Run(
-            model,
-            batches,
-            config,
-            evaluate=evaluate,
-            test=test,
-            groups=groups,
-            callbacks=callbacks,
-            processor=processor,
-        )
+        tools = {"groups": groups, "callbacks": callbacks, "processor": processor}
+        run = Run(model, batches, config, evaluate=evaluate, test=test, **tools)
         run.agree()
         run.check_metric()
         run.fit_to_time()
         run.resume()
+        if (results := run.finished()) is not None:
+            return results
         run.write_down()
         metrics = run.loop()
         return run.finish(metrics, card or hub.Card())
@@ -314,13 +308,27 @@ class Run:
         self.state, self.saved = state, path.resolve()
         self.began = self.logged = dataclasses.replace(state)
 
+    def finished(self) -> dict[str, float] | None:
+        """The results of a run that has nothing left to do."""
+        state, patience = self.state, self.config.early_stopping_patience
+        stopped = bool(patience) and state.evaluations_since_best >= (patience or 0)
+        card, results = self.output_dir / "README.md", self.output_dir / "all_results.json"  # the card is written last
+        if not (state.step >= state.max_steps or stopped) or not on_main(lambda: card.exists() and results.exists()):
+            return None
+        logger.info(
+            f"The run in {self.output_dir} has finished, with {state.step:,} steps: nothing is left to do. A higher "
+            "--max_steps (or --num_train_epochs) goes on with it."
+        )
+        return on_main(lambda: json.loads(results.read_text()))
+
     def write_down(self) -> None:
         """What this run is; what later steps of an earlier one have left is set aside."""
+        self.state.commands.append(hub.command())
         if self.main:
             checkpoint.sweep(self.output_dir)
             checkpoint.abandon_after(self.output_dir, self.state.step)
             again = dataclasses.replace(self.config, resume_from_checkpoint=None)
-            arguments.write(again, self.output_dir / "recipe.yaml")
+            arguments.write(again, self.output_dir / "recipe.yaml", self.state.commands)
         if self.config.report_to:
             flags = dataclasses.asdict(self.config).items()
             kept = {name: value if isinstance(value, int | float | str) else str(value) for name, value in flags}
@@ -528,8 +536,8 @@ class Run:
         self.save()
         if self.main:
             print(
-                f"\nStopped by {signal.Signals(self.stop.agreed).name}; checkpoint-{self.state.step} is saved. Go on with: "
-                f"--output_dir {self.output_dir} --resume_from_checkpoint latest",
+                f"\nStopped by {signal.Signals(self.stop.agreed).name}; checkpoint-{self.state.step} is saved. Go on with:\n"
+                f"{resume_command()}",
                 file=sys.stderr,
             )
         raise Stopped(self.stop.agreed)
@@ -555,7 +563,7 @@ class Run:
                 report.draw_curves(self.output_dir)
                 for evaluation in filter(None, (self.evaluate, self.test)):
                     evaluation.report(self.output_dir)
-                hub.write_card(self.output_dir, model, results, card, dataclasses.asdict(config))
+                hub.write_card(self.output_dir, model, results, card, dataclasses.asdict(config), state.commands)
             report.print_summary(self.output_dir, results)
             if self.pusher:
                 self.pusher.finish()
@@ -582,11 +590,3 @@ class Run:
             **self.timers.shares(),
             "model_flops_per_second": flops * (state.tokens - self.began.tokens) / self.timers.in_steps(),
         }
-
-
-def new_state(config: TrainConfig, batches: Source, processes: int) -> TrainState:
-    per_step, steps = processes * config.gradient_accumulation_steps, config.max_steps
-    if steps <= 0:
-        steps = math.ceil(config.num_train_epochs * len(batches) / per_step)
-    warmup = warmup_length(config.warmup_steps, steps)
-    return TrainState(max_steps=steps, warmup_steps=warmup, micro_batches_per_step=per_step)

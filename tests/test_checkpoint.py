@@ -165,3 +165,9 @@ def test_a_run_that_has_not_finished_is_used_by_its_newest_whole_checkpoint(tmp_
         checkpoint.usable(str(tmp_path))
     (tmp_path / "config.json").touch()
     assert checkpoint.usable(str(tmp_path)) == str(tmp_path)  # it has finished
+
+
+def test_the_folder_of_a_run_is_no_checkpoint(tmp_path):
+    newest = make(tmp_path / "books", 100)
+    with pytest.raises(InputError, match=f"is the folder of a run. Give one of its checkpoints, such as {newest}"):
+        checkpoint.find(tmp_path / "run", str(tmp_path / "books"))

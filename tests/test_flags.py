@@ -77,3 +77,13 @@ def test_checking_takes_no_time():
     for _ in range(20):
         flags.check("pretrain_electra", ["--max_steps", "3"])
     assert time.process_time() - start < 0.5
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("model", "model_name_or_path"), ("batch-size", "per_device_train_batch_size"), ("epoch", "num_train_epochs"),
+     ("lr", "learning_rate"), ("data", "dataset_name")],
+)  # fmt: skip
+def test_a_part_of_a_flag_is_understood(word, meant):
+    known = [flag for flag, recipes in flags.read_table().items() if "pretrain_electra" in recipes]
+    assert flags.hint(word, known, "--") == f". Did you mean --{meant}?"

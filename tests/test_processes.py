@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from fixtures import tiny_run
 from fixtures.tiny_run import ROOT, largest_difference, metrics, start_group, toy, wait_for_step
 
-from hf_tiny import checkpoint
+from hf_tiny import checkpoint, processes
 
 pytestmark = pytest.mark.slow
 
@@ -135,3 +136,12 @@ def test_threads_soon_give_way_to_other_programs(asked, spins):
     command = [sys.executable, "-c", "import hf_tiny, torch"]
     said = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stderr
     assert f"GOMP_SPINCOUNT = '{spins}'" in said
+
+
+def test_the_command_that_goes_on_works_when_it_is_pasted(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "recipes" / "pretrain_electra.py"), "--output_dir", "runs/my run"])
+    words = ["hf-tiny", "pretrain-electra", "--output_dir", "runs/my run", "--resume_from_checkpoint", "latest"]
+    assert shlex.split(processes.resume_command()) == words
+    monkeypatch.setattr(sys, "argv", ["mine/x.py", "--resume_from_checkpoint", "runs/x/checkpoint-4"])
+    words = shlex.split(processes.resume_command())
+    assert words[:2] == ["accelerate", "launch"] and words[-3:] == [sys.argv[-1], "--resume_from_checkpoint", "latest"]

@@ -3,14 +3,17 @@
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
+import sys
 import tarfile
 import time
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from accelerate.state import AcceleratorState
 from fixtures import tiny_run
 from fixtures.tiny_run import (
@@ -78,6 +81,28 @@ def test_a_longer_run_goes_on_from_a_finished_one(whole, tmp_path):
     run = stopped_copy(whole, tmp_path, last=12)
     assert toy(run, resume_from_checkpoint="latest", max_steps=14).code == 0
     assert logged_steps(run) == list(range(1, 15))
+
+
+def test_a_finished_run_that_is_resumed_says_so_and_does_nothing(whole, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0 and f"The run in {run} has finished, with 12 steps: nothing is left to do." in ended.err
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_card_and_recipe_keep_all_commands_of_a_run(tmp_path, monkeypatch):
+    run = tmp_path / "my run"
+    monkeypatch.setattr(sys, "argv", ["recipes/toy.py", "--output_dir", str(run)])
+    tiny_run.train_here(run, max_steps=4)
+    monkeypatch.setattr(sys, "argv", ["recipes/toy.py", "--max_steps", "6"])
+    tiny_run.train_here(run, max_steps=6, resume_from_checkpoint="latest")
+    flags = (f"--output_dir '{run}'", "--max_steps 6")
+    first, second = (f"accelerate launch --quiet recipes/toy.py {end}" for end in flags)
+    recipe, card = (run / "recipe.yaml").read_text(), (run / "README.md").read_text()
+    assert recipe.startswith(f"# {first}\n# {second}\n")
+    assert yaml.safe_load(recipe)["max_steps"] == 6
+    assert f"- Command: `{first}`\n- Resumed with: `{second}`\n- 6 steps" in card
 
 
 def test_a_new_rate_and_decay_hold_after_a_resume(whole, tmp_path):
@@ -161,7 +186,9 @@ def test_a_signal_saves_and_ends_with_its_code(whole, tmp_path, number):
     step = checkpoint.step_of(checkpoint.find(run, "latest"))
     assert (ended.code, 3 <= step < 12) == (128 + number, True)
     assert f"Stopped by {number.name}; checkpoint-{step} is saved." in ended.err
-    assert f"--output_dir {run} --resume_from_checkpoint latest" in ended.err
+    words = shlex.split(ended.err.splitlines()[-1])  # a command that can be pasted
+    assert words[:2] == ["accelerate", "launch"] and words[-2:] == ["--resume_from_checkpoint", "latest"]
+    assert words[words.index("--output_dir") + 1] == str(run)
     assert "Traceback" not in ended.err
     assert toy(run, resume_from_checkpoint="latest").code == 0
     assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
