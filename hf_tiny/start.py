@@ -29,8 +29,8 @@ from transformers.utils import logging as transformers_logging
 from . import checkpoint
 from .arguments import flag
 from .callbacks import L2SP, Callback, MergeLora
-from .data import statistics
-from .data.corpus import Corpus, CorpusArguments
+from .data import sources, statistics
+from .data.corpus import SUPPORTED, Corpus, CorpusArguments
 from .errors import InputError, require
 from .models import HfTinyReformerConfig
 from .optim import depths, layer_groups
@@ -250,7 +250,11 @@ def start_model(
 def raw_corpus(recipe) -> Corpus | None:
     """The text of --raw_file. Given as validation text too, nothing of it is held out."""
     files = vars(recipe).get("raw_file")
-    return Corpus(CorpusArguments(train_file=files, validation_file=files)) if files else None
+    if not files:
+        return None
+    sources.expand(files, "--raw_file", SUPPORTED)  # what is missing is named with this flag
+    encoding = {"encoding": recipe.encoding, "encoding_errors": recipe.encoding_errors}
+    return Corpus(CorpusArguments(train_file=files, validation_file=files, **encoding))
 
 
 def text_statistics(recipe, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]):

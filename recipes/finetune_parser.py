@@ -33,7 +33,7 @@ from hf_tiny.train import run
 class Recipe(ParseArguments, FinetuneConfig):
     """Fine-tune an encoder to link words: the head of each word, or the subject of each predicate."""
 
-    DEFAULTS: ClassVar[dict] = {"max_seq_length": 256}
+    DEFAULTS: ClassVar[dict] = {"max_seq_length": 256, "num_train_epochs": 10.0}
 
     output_dir: str = flag("runs/parser", "Where the run leaves everything.")
 

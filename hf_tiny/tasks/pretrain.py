@@ -42,6 +42,7 @@ from hf_tiny.tokenizer import NEEDED_TOKENS, extend_tokenizer, load_existing
 logger = logging.getLogger(__name__)
 
 OBJECTIVE_NAMES = ("joint", *Stages.NAMES, "masked_rtd", "replace_mlm", "all_tokens_mlm", "mlm")
+JUDGING = ("joint", "adversarial", "masked_rtd", "replace_mlm", "all_tokens_mlm")  # from the first step on
 DISCRIMINATOR, GENERATOR = convert.PAIR
 FORGETTING_BLOCKS, FORGETTING_LENGTH, FORGETTING_MASKED = 256, 64, 0.15
 FORGETTING_FIGURES = ("mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_auc")
@@ -58,6 +59,9 @@ class ElectraArguments(InitArguments):
         -1,
         "Steps of MLM alone in two_stage (half of --max_steps by default), of joint training before adversarial (0).",
         low=-1,
+    )
+    freeze_words: bool = flag(
+        False, "Keep the discriminator's word embeddings as they are, if they start from statistics."
     )
     mlm_probability: float = flag(0.15, "Share of tokens that are masked.", above=0, below=1)
     model_name_or_path: str | None = flag(
@@ -83,7 +87,9 @@ def start_electra(
     length = max(512, recipe.max_seq_length)
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": length}
     model = HfTinyElectraForPreTraining(recipe.build_config(**sizes))
-    start_from_corpus(recipe, model, tokenizer, corpus)
+    if start_from_corpus(recipe, model, tokenizer, corpus) and recipe.freeze_words and recipe.objective in JUDGING:
+        model.get_input_embeddings().weight.requires_grad_(False)
+        logger.info("The word embeddings are not trained: see --freeze_words.")
     return model, tokenizer, []
 
 

@@ -1,0 +1,64 @@
+"""Runs that start from corpus statistics: what moves, exact resuming, two processes, and what is refused."""
+
+import pytest
+import torch
+from fixtures import tiny_run
+from fixtures.finetuning import given, make_home
+from fixtures.tiny_run import assert_refused, finish, finish_together, results_of, run_to, weights, write_text
+
+pytestmark = pytest.mark.slow
+TINY = {"vocab_size": 200, "max_steps": 4, "max_seq_length": 16, "hidden_size": 32, "embedding_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "generator_size": 0.5}  # fmt: skip
+WORDS = "electra.embeddings.word_embeddings.weight"
+
+
+def test_pretraining_starts_from_statistics_goes_on_exactly_and_is_the_same_in_two_processes(tmp_path):
+    flags = {"train_file": write_text(tmp_path / "text.txt", 1000), "save_steps": 2, **TINY}
+    one = finish(tmp_path / "one", "pretrain_electra", per_device_train_batch_size=8, **flags)
+    again = finish(tmp_path / "again", "pretrain_electra", per_device_train_batch_size=8, **flags,
+                   resume_from_checkpoint=one / "checkpoint-2")  # fmt: skip
+    tiny_run.assert_same_training(one / "checkpoint-4", again / "checkpoint-4")
+    two = finish_together(tmp_path / "two", "pretrain_electra", per_device_train_batch_size=4, **flags)
+    assert tiny_run.largest_difference(one, two) < 1e-5 and results_of(two)["num_processes"] == 2
+    early, late = (weights(one / f"checkpoint-{step}") for step in (2, 4))
+    assert torch.equal(early[WORDS], late[WORDS])  # the words of the tiny preset are not trained
+    assert not torch.equal(early["generator_lm_head.bias"], late["generator_lm_head.bias"])
+    free = finish(tmp_path / "free", "pretrain_electra", freeze_words=False, **flags)
+    assert not torch.equal(weights(free / "checkpoint-2")[WORDS], weights(free / "checkpoint-4")[WORDS])
+
+
+@pytest.mark.parametrize("name", ["pretrain_reformer", "pretrain_seq2seq"])
+def test_other_models_start_from_statistics(name, tmp_path):
+    flags = {
+        "train_file": write_text(tmp_path / "text.txt", 2000),
+        "vocab_size": 400,
+        "max_steps": 2,
+        "max_seq_length": 64,
+    }
+    ended = run_to(tmp_path / "run", name, **flags)
+    assert ended.code == 0 and "Word embeddings start from corpus statistics" in ended.err
+    ended = run_to(tmp_path / "stream", name, streaming=True, **flags)
+    assert ended.code == 0 and "Word embeddings start from corpus statistics" in ended.err
+    ended = run_to(tmp_path / "random", name, init="random", **flags)
+    assert ended.code == 0 and "statistics" not in ended.err
+
+
+def test_fine_tuning_takes_its_words_from_raw_text(tmp_path):
+    home = make_home(tmp_path)
+    raw = write_text(tmp_path / "raw.txt", 1000)
+    ended = run_to(tmp_path / "raw", "finetune_classifier", raw_file=raw, **given(home, "classifier"))
+    assert ended.code == 0 and "Word embeddings start from corpus statistics" in ended.err
+    with open(tmp_path / "few.tsv", "w", encoding="utf-8") as file:
+        file.write("text\tlabel\n" + "".join(f"{word}\t{n % 2}\n" for n, word in enumerate("가나다라마바사아자차" * 2)))
+    few = {**given(home, "classifier"), "train_file": tmp_path / "few.tsv", "validation_file": tmp_path / "few.tsv"}
+    ended = run_to(tmp_path / "few", "finetune_classifier", **few)
+    assert ended.code == 0 and "say too little of" in ended.err
+    pretrained = given(home, "classifier", model_name_or_path=home / "native")
+    assert_refused(
+        run_to(tmp_path / "a", "finetune_classifier", raw_file=raw, **pretrained), "--raw_file is for a model"
+    )
+    assert_refused(
+        run_to(tmp_path / "b", "finetune_classifier", init="statistics", **pretrained), "--init is for a model"
+    )
+    missing = run_to(tmp_path / "c", "finetune_classifier", raw_file=tmp_path / "none.txt", **given(home, "classifier"))
+    assert_refused(missing, "--raw_file", "none.txt")
