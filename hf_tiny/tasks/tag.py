@@ -34,6 +34,7 @@ from hf_tiny.tokenizer import is_wordpiece, split_into_characters
 logger = logging.getLogger(__name__)
 
 COLUMNS = (".conll", ".bio", ".iob", ".txt", ".tsv")
+MOST_HIDDEN = 0.05  # of the tags of characters may begin inside of a token
 COMMENT = "## "  # begins lines before a sentence, as in KLUE
 TAG_FIELDS = {"upos": conllu.UPOS, "xpos": conllu.XPOS, "feats": conllu.FEATS, "morphemes": None}
 OPEN_FIELDS = ("xpos", "feats", "morphemes")  # tags that are joined from parts: held-out text has some that are new
@@ -47,7 +48,7 @@ class TagArguments(WindowArguments):
     text_column: str = flag("tokens", "The column of a table that holds the list of words.")
     label_column: str = flag("tags", "The column of a table that holds the list of tags.")
     character_tokens: bool | None = flag(
-        None, "Make a token of each character, where characters have tags; by default for morphemes only."
+        None, "Make a token of each character that has a tag; by default where many tags begin inside of a token."
     )
 
     @property
@@ -120,6 +121,11 @@ def _column_sentences(path: str, decoding: Decoding) -> Iterator[Sentence]:
                 )
         if rows:
             words, tags = tuple(row[0] for row in rows), tuple(row[-1].strip() for row in rows)
+            if len(words) > 1 and words == tuple(map(str, range(1, len(words) + 1))):
+                raise InputError(
+                    f"{path}:{block[comments][0]}: the words are the numbers 1, 2, ... as in a treebank. CoNLL-U needs a name that "
+                    f"ends in {TREEBANK}; KLUE's trees are for finetune_parser.py."
+                )
             yield Sentence(words, tags, f"{path}:{block[0][0]}", ".conll", lines)
 
 
@@ -163,13 +169,29 @@ def _log_aligned(split: str, sentences: list[Sentence]) -> None:
 def tag_tokenizer(
     tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence], arguments: TagArguments
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer with a token for each character, if characters have tags and the arguments want it so."""
+    """The tokenizer, with a token for each character where characters have tags and the arguments, or the tags, want it
+    so."""
     if sentences[0].places is None:
         return tokenizer
-    wanted = arguments.character_tokens
-    if wanted or (wanted is None and arguments.tag_field == "morphemes" and is_wordpiece(tokenizer)):
+    wanted, share = arguments.character_tokens, hidden_tags(sentences, tokenizer, arguments)
+    said = f"{share:.1%} of the tags begin inside of a token, which can have one only"
+    if wanted or (wanted is None and share > MOST_HIDDEN and is_wordpiece(tokenizer)):
+        logger.info(f"{said}: each character becomes a token")
         return split_into_characters(tokenizer)
+    if share:
+        logger.warning(f"{said}: they are not found. With --character_tokens each character is a token")
     return tokenizer
+
+
+def hidden_tags(sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBase, arguments: TagArguments) -> float:
+    """The share of tags that begin at a character which has no token of its own."""
+    hidden = total = 0
+    for sentence, tokens in zip(sentences, arguments.encoder(tokenizer).word_ids(sentences), strict=True):
+        before = None
+        for tag, own in zip(sentence.word_labels, tokens, strict=True):
+            begins = tag not in (None, continued(before))
+            total, hidden, before = total + begins, hidden + (begins and not own), tag
+    return hidden / max(1, total)
 
 
 def tag_features(
@@ -180,7 +202,7 @@ def tag_features(
     without any tag is left out, unless it is one of characters."""
     numbers = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
     tags = [[numbers[tag] for tag in sentence.word_labels] for sentence in sentences]
-    features, hidden = [], 0
+    features = []
     for example, window in arguments.encoder(tokenizer).words(sentences):
         own, sentence = window.own(tags[example]), sentences[example]
         if sentence.places is not None or (own != IGNORED).any():
@@ -190,16 +212,6 @@ def tag_features(
             token_labels[firsts[has_token]] = own[has_token]
             word[firsts[has_token]] = np.where(window.owned, places, -1)[has_token]
             features.append({**window.feature, "labels": token_labels, "word": word, "example": example})
-            hidden += sum(
-                sentence.word_labels[place] not in (None, continued(sentence.word_labels[place - 1]))
-                for place in places[window.owned & ~has_token]
-                if place
-            )
-    if hidden:
-        logger.warning(
-            f"{hidden:,} tags begin inside of a token, which can have one only: they are not found. With --character_tokens "
-            "each character is a token."
-        )
     return features
 
 

@@ -89,7 +89,7 @@ def test_morphemes(home, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("character_tokens", [None, True])
+@pytest.mark.parametrize("character_tokens", [None, False])
 def test_a_pipeline_finds_in_raw_text_what_was_scored(home, tmp_path, character_tokens):
     """KLUE's format, made from raw sentences: of each the pipeline gets the raw text."""
     train, dev = name_sentences(150, seed=1), name_sentences(40, seed=2)

@@ -207,22 +207,23 @@ def test_a_token_stands_for_all_its_characters(write, caplog):
     tags = ["B-X", "I-X", "O", "O", "B-Y", "O"]
     content = "".join(f"{letter}\t{tag}\n" for letter, tag in zip("the fox", [*tags[:3], "O", *tags[3:]], strict=True))
     (found,) = sentences_of(write("a.tsv", content))
-    labels, arguments = ["B-X", "B-Y", "I-X", "O"], TagArguments()
+    labels, arguments = ["B-X", "B-Y", "I-X", "O"], TagArguments(character_tokens=False)
     tokenizer = tag_tokenizer(tagged_words.tokenizer("wordpiece"), [found], arguments)
     (feature,) = tag_features([found], tokenizer, labels, arguments)
     assert tokenizer.convert_ids_to_tokens(feature["input_ids"].tolist()) == ["[CLS]", "the", "fox", "[SEP]"]
     assert feature["labels"].tolist() == [-100, 0, 3, -100] and feature["word"].tolist() == [-1, 0, 3, -1]
-    assert "3 tags begin inside of a token" in caplog.text and "--character_tokens" in caplog.text
+    assert "75.0% of the tags begin inside of a token" in caplog.text and "--character_tokens" in caplog.text
     judge = TagEvaluation(None, [found], labels, "dev", "upos")
     results = {"example": np.array([0, 0]), "word": np.array([0, 3]), "predicted": np.array([2, 3])}
     assert judge.decoded(results) == [["B-X", "I-X", "I-X", "O", "O", "O"]]
-    arguments = TagArguments(character_tokens=True)
+    arguments = TagArguments()
     tokenizer = tag_tokenizer(copy.deepcopy(tokenizer), [found], arguments)
     (feature,) = tag_features([found], tokenizer, labels, arguments)
     assert tokenizer.tokenize("the fox") == ["t", "##h", "##e", "f", "##o", "##x"]
     assert feature["labels"].tolist() == [-100, 0, 2, 3, 3, 1, 3, -100]
     with pytest.raises(InputError, match="--character_tokens: only a WordPiece"):
-        tag_tokenizer(tagged_words.tokenizer("byte-level"), [found], arguments)
+        tag_tokenizer(tagged_words.tokenizer("byte-level"), [found], TagArguments(character_tokens=True))
+    assert tag_tokenizer(tagged_words.tokenizer("byte-level"), [found], arguments).tokenize("the") == ["the"]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +247,7 @@ def test_an_entity_has_a_beginning(tags, expected):
         ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', {}, r"a.jsonl:1: there are 2 words and 1 tags"),
         ("a.jsonl", '{"tokens": ["a"], "tags": [NaN]}', {}, r"a.jsonl:1: the label, column 'tags', is nan"),
         ("a.jsonl", '{"tokens": "a b", "tags": ["O"]}', {}, r"a.jsonl:1: 'tokens' is 'a b' and must be a list"),
+        ("a.conll", SECOND_TREE, {}, r"a.conll:1: the words are the numbers 1, 2, ... as in a treebank"),
         ("a.conll", "EU O\n", {"tag_field": "xpos"}, r"--tag_field xpos: this is for CoNLL-U"),
         ("a.conll", "-DOCSTART- O\n\n", {}, r"a.conll: there are no sentences in it to train on"),
     ],
