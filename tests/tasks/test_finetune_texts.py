@@ -12,7 +12,7 @@ from fixtures import tiny_run
 from fixtures.finetuning import finish, make_home, run
 from fixtures.labelled import MOODS, read_table, text_rows, write_table
 from fixtures.tiny_run import assert_refused, results_of
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_tiny.report import number
 
@@ -59,6 +59,55 @@ def test_regression_of_pairs(home, tmp_path):
     exec(snippet, given := {})
     answer = given["solve"]({"text": rows[0]["a"], "text_pair": rows[0]["b"]})
     assert answer["score"] == pytest.approx(found[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("start", ["scratch", "native"])
+def test_texts_with_several_labels(home, tmp_path, start):
+    """On hf_tiny's encoder and on one of transformers'. The figures are those of the written predictions."""
+    numbers = random.Random(0)
+    for name, count in (("train", 60), ("dev", 15)):
+        rows = []
+        for _ in range(count):
+            moods = [mood for mood in MOODS if numbers.random() < 0.4]
+            rows.append((" ".join(["ship", *(MOODS[mood][0] for mood in moods), "moon"]), "; ".join(moods)))
+        write_table(tmp_path / f"{name}.tsv", rows)
+    data = {"train_file": tmp_path / "train.tsv", "validation_file": tmp_path / "dev.tsv", "label_separator": ";"}
+    settings = {"max_steps": 30}
+    if start == "native":  # a random one
+        settings = {"max_steps": 150, "model_name_or_path": home / "native", "l2_sp": 0.0}
+    ended = run(home, "classifier", tmp_path / "run", learning_rate=2e-3, **data, **settings)
+    assert ended.code == 0, ended.err
+    assert re.search(r"^labels: \w+ \d+, \w+ \d+, \w+ \d+$", ended.err, re.MULTILINE)
+    found, gold = (
+        [
+            {part.strip() for part in row[name].split(";") if part}
+            for row in read_table(tmp_path / "run/validation_predictions.tsv")
+        ]
+        for name in ("prediction", "label")
+    )
+    results, right = results_of(tmp_path / "run"), sum(len(a & b) for a, b in zip(found, gold, strict=True))
+    assert results["eval_micro_f1"] == pytest.approx(2 * right / sum(map(len, [*found, *gold])))
+    assert results["eval_micro_f1"] > 0.6
+    assert results["eval_accuracy"] == pytest.approx(np.mean([a == b for a, b in zip(found, gold, strict=True)]))
+    solve = pipeline("text-classification", model=str(tmp_path / "run"), top_k=None, device="cpu")
+    answers = solve([row["text"] for row in read_table(tmp_path / "dev.tsv")])
+    assert [{one["label"] for one in answer if one["score"] > 0.5} for answer in answers] == found
+
+
+def test_rare_labels_can_weigh_as_much_as_frequent_ones(home, tmp_path):
+    """All texts are the same: without weights the model answers with the frequent label, with them it cannot tell."""
+    rows = [("the ship", "often")] * 36 + [("the ship", "rare")] * 4
+    table = write_table(tmp_path / "train.tsv", rows)
+    data = {"train_file": table, "validation_file": table, "max_steps": 40, "learning_rate": 2e-3}
+    scores = {}
+    for weights in ("none", "balanced"):
+        folder = finish(home, "classifier", tmp_path / weights, class_weights=weights, baseline=False, **data)
+        answers = read_table(folder / "validation_predictions.tsv")
+        scores[weights] = {(row["prediction"], float(row["prediction_score"])) for row in answers}
+    ((label, score),) = scores["none"]
+    assert label == "often" and score > 0.8
+    ((_, score),) = scores["balanced"]
+    assert score < 0.65
 
 
 def test_several_seeds_share_the_data_and_give_mean_and_deviation(home, tmp_path):
