@@ -470,7 +470,7 @@ CONVERSIONS = {  # by the class that was saved
 
 def load(loader, source: str | Path):
     with checkpoint.loaded(f"{source} cannot be loaded"):
-        return loader.from_pretrained(checkpoint.usable(str(source)))
+        return loader.from_pretrained(checkpoint.usable(str(source)), trust_remote_code=False)
 
 
 def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:

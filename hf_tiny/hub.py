@@ -24,9 +24,10 @@ from typing import ClassVar
 
 import jinja2
 import torch
+import yaml
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, get_token
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
-from huggingface_hub.utils import filter_repo_objects, parse_ratelimit_headers
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.utils import filter_repo_objects, parse_ratelimit_headers, validate_repo_id
 from transformers import PreTrainedModel
 
 from . import checkpoint
@@ -45,8 +46,10 @@ NOT_PUSHED = [
     *("trainer_state.json", "ema.safetensors", checkpoint.MANIFEST, *(f"*{suffix}" for suffix in checkpoint.PICKLED)),
     f"{checkpoint.SHARDED_OPTIMIZER}/*",
 ]
+PREDICTIONS = "*_predictions.*"
 WAITS = (1.0, 5.0, 25.0)  # seconds before another try
 LONGEST_WAIT = 600.0  # when the Hub asks for more, the push fails
+NOT_LOGGED_IN = "you are not logged in: use `hf auth login`, or set HF_TOKEN"
 ADVICE = {
     401: "the Hub does not know the token: log in again with `hf auth login`, or set HF_TOKEN",
     403: "the token may not write there: use one with the role `write`, or a --hub_model_id of your own",
@@ -63,6 +66,7 @@ class HubArguments:
     push_to_hub: bool = flag(False, "Push the finished model.")
     hub_model_id: str | None = flag(None, "user/name on the Hub; by default the folder's name under your own.")
     hub_private_repo: bool = flag(False, "Make the repository private.")
+    push_predictions: bool = flag(False, "Push the predictions, too: they hold the held-out rows of your data.")
     hub_strategy: str = flag(
         "end", "When to push: every_save pushes each checkpoint, too.", choices=("end", "every_save")
     )
@@ -187,22 +191,76 @@ def hardware() -> str:
     return f"{platform.machine()} CPU" if gpu is None else gpu.type
 
 
-def upload(folder: Path, repo: str, private: bool, revision: str | None, title: str) -> str:
+@dataclass(frozen=True)
+class Place:
+    """Where a model is pushed, and whether its predictions are."""
+
+    repo: str
+    private: bool = False
+    revision: str | None = None
+    predictions: bool = False
+
+
+def check_push(flags: HubArguments, output_dir: Path) -> None:
+    """Before the training: whether the token may write there, and who will be able to read it."""
+    name = flags.hub_model_id or output_dir.resolve().name
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise InputError(f"--hub_model_id {name}: {error}") from error
+    if get_token() is None:
+        raise InputError(f"--push_to_hub: {NOT_LOGGED_IN}.")
+    try:
+        user = HfApi().whoami()
+        role = user["auth"].get("accessToken", {}).get("role")
+        owner = name.split("/")[0] if "/" in name else user["name"]
+        if role == "read" or owner not in (user["name"], *(one["name"] for one in user["orgs"])):
+            raise InputError(f"--push_to_hub to {name}, as {user['name']}: {ADVICE[403]}.")
+        repo = name if "/" in name else f"{owner}/{name}"
+        private = HfApi().repo_info(repo).private
+    except RepositoryNotFoundError:
+        private = flags.hub_private_repo
+    except HfHubHTTPError as error:
+        if error.response.status_code in ADVICE:
+            raise InputError(f"--push_to_hub: {explain(error)}") from error
+        logger.warning(f"The Hub cannot say now whether {name} can be pushed to: {explain(error)}")
+        return
+    except (HTTPError, OSError) as error:
+        logger.warning(f"The Hub cannot be reached now: {explain(error)}. The model will be pushed at the end.")
+        return
+    readers = "private: only its members can read it" if private else "public: everybody can read it"
+    logger.info(f"The model will be pushed to {repo}, which is {readers}.")
+
+
+def shorten_paths(text: str, folder: Path) -> str:
+    """Names in place of the paths on this machine that the run's flags have."""
+    flags = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    values = [one for value in flags.values() for one in (value if isinstance(value, list) else [value])]
+    texts = {value for value in (*values, str(folder)) if isinstance(value, str) and "/" in value}
+    local = {value for value in texts if value.startswith((".", "/", "~")) or Path(value).exists()}
+    for path in sorted(local, key=len, reverse=True):  # a path may be the beginning of another one
+        text = text.replace(path, Path(path).name)
+    return text
+
+
+def upload(folder: Path, place: Place, title: str) -> str:
     """The model in `folder` becomes one commit; returns the address of the repository."""
     checkpoint.check_model(folder)
     if get_token() is None:
-        raise InputError("you are not logged in: use `hf auth login`, or set HF_TOKEN")
+        raise InputError(NOT_LOGGED_IN)
     api = HfApi()
-    url = api.create_repo(repo, private=private or None, exist_ok=True)
-    if revision:
-        api.create_branch(url.repo_id, branch=revision, exist_ok=True)
+    url = api.create_repo(place.repo, private=place.private or None, exist_ok=True)
+    if place.revision:
+        api.create_branch(url.repo_id, branch=place.revision, exist_ok=True)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    files = {name: folder / name for name in filter_repo_objects(names, ignore_patterns=NOT_PUSHED)}
-    if "README.md" in files:
-        files["README.md"] = files["README.md"].read_text(encoding="utf-8").replace("PATH_OR_ID", url.repo_id).encode()
+    kept = [*NOT_PUSHED, *([] if place.predictions else [PREDICTIONS])]
+    files: dict[str, Path | bytes] = {name: folder / name for name in filter_repo_objects(names, ignore_patterns=kept)}
+    for name in {"README.md", "recipe.yaml"} & files.keys():
+        text = (folder / name).read_text(encoding="utf-8").replace("PATH_OR_ID", url.repo_id)
+        files[name] = (shorten_paths(text, folder) if "recipe.yaml" in files else text).encode()
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
     # upload_folder may make several commits.
-    api.create_commit(url.repo_id, operations, commit_message=title, revision=revision)
+    api.create_commit(url.repo_id, operations, commit_message=title, revision=place.revision)
     return str(url)
 
 
@@ -224,11 +282,11 @@ def explain(error: Exception) -> str:
     return f"{advice}. The Hub says: {text}" if advice else text
 
 
-def push(folder: Path, repo: str, private: bool = False, revision: str | None = None, title: str = "Add the model"):
+def push(folder: Path, place: Place, title: str = "Add the model"):
     """Push a model as one commit, with patience; returns None, or why it was in vain. It raises nothing."""
     for wait in (*WAITS, math.inf):
         try:
-            logger.info(f"  pushed:  {upload(folder, repo, private, revision, title)} ({title})")
+            logger.info(f"  pushed:  {upload(folder, place, title)} ({title})")
             return None
         except Exception as error:  # whatever it is, it must not cost the run; the client wraps some in a RuntimeError
             cause = (
@@ -246,7 +304,8 @@ class Pusher:
 
     def __init__(self, output_dir: Path, flags: HubArguments):
         self.output_dir = output_dir
-        self.place = (flags.hub_model_id or output_dir.resolve().name, flags.hub_private_repo, flags.hub_revision)
+        name = flags.hub_model_id or output_dir.resolve().name
+        self.place = Place(name, flags.hub_private_repo, flags.hub_revision, flags.push_predictions)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.failed = -math.inf  # when
 
@@ -265,7 +324,7 @@ class Pusher:
 
     def _save(self, snapshot: Path, name: str, since: float) -> None:
         # Those that waited behind a failure would fail too.
-        reason = push(snapshot, *self.place, f"Add {name}") if since > self.failed else None
+        reason = push(snapshot, self.place, f"Add {name}") if since > self.failed else None
         if reason:
             self.failed = time.monotonic()
             logger.warning(f"{name} was not pushed: {reason}. Training goes on, and the model is pushed at its end.")
@@ -273,10 +332,9 @@ class Pusher:
 
     def finish(self) -> None:
         """Push the finished model, and wait for it."""
-        if reason := self.thread.submit(push, self.output_dir, *self.place).result():
-            name, _, revision = self.place
-            again = shlex.join(["push", str(self.output_dir), "--hub_model_id", name])
-            again += f" --hub_revision {shlex.quote(revision)}" if revision else ""
+        if reason := self.thread.submit(push, self.output_dir, self.place).result():
+            again = shlex.join(["push", str(self.output_dir), "--hub_model_id", self.place.repo])
+            again += f" --hub_revision {shlex.quote(self.place.revision)}" if self.place.revision else ""
             safe = f"The model is safe in {self.output_dir}; push it later with: python -m hf_tiny.hub {again}"
             logger.warning(f"The push failed: {reason}. {safe}")
 
@@ -288,10 +346,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hub_model_id", required=True, help="user/name on the Hub")
     parser.add_argument("--hub_private_repo", action="store_true")
     parser.add_argument("--hub_revision", help="the branch to push to; it is made when it does not exist")
+    parser.add_argument("--push_predictions", action="store_true", help="push the predictions, too")
     given = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)
-    if reason := push(given.folder, given.hub_model_id, given.hub_private_repo, given.hub_revision):
+    place = Place(given.hub_model_id, given.hub_private_repo, given.hub_revision, given.push_predictions)
+    if reason := push(given.folder, place):
         sys.exit(f"error: {reason}")
 
 

@@ -35,7 +35,7 @@ from .errors import InputError, require
 from .models import HfTinyReformerConfig
 from .optim import depths, layer_groups
 from .processes import on_main
-from .tokenizer import NEEDED_TOKENS, SEQ2SEQ_NEEDED_TOKENS, load_existing, load_tokenizer
+from .tokenizer import NEEDED_TOKENS, SEQ2SEQ_NEEDED_TOKENS, check_place, load_existing, load_tokenizer, similar_folder
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class StartArguments(InitArguments):
     config_name: str | None = flag(
         None, "Start from scratch, with the configuration (and the tokenizer) of this model."
     )
+    trust_remote_code: bool = flag(False, "Run the code that comes with the model: only if you have read it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +113,22 @@ IMAGE_CLASSIFIER = Kind(
 )
 
 
-def check(recipe: StartArguments) -> None:
-    """Refuse combinations that have no meaning, before any data is prepared."""
+def check(recipe: StartArguments, kind: Kind = ENCODER) -> None:
+    """Refuse combinations that have no meaning, and a model that cannot be used, before any data is read."""
     settings = vars(recipe)
     check_init(recipe)
     if recipe.model_name_or_path and recipe.config_name:
         raise InputError("Give --model_name_or_path (its weights) or --config_name (from scratch), not both.")
-    for name, unused in NEED_PRETRAINED.items():
-        if settings.get(name, unused) != unused and not recipe.model_name_or_path:
-            raise InputError(f"--{name} needs a pretrained encoder: give --model_name_or_path.")
+    for needy, unused in NEED_PRETRAINED.items():
+        if settings.get(needy, unused) != unused and not recipe.model_name_or_path:
+            raise InputError(f"--{needy} needs a pretrained encoder: give --model_name_or_path.")
     if settings.get("lora_rank") and settings.get("reinit_layers"):
         raise InputError("--lora_rank leaves the encoder's weights as they are: leave out --reinit_layers.")
     if -1 < settings.get("trainable_layers", -1) < settings.get("reinit_layers", 0):
         raise InputError("--reinit_layers must not exceed --trainable_layers: what is initialised must be trained.")
+    option, name = named(recipe)
+    if name:
+        read_config(option, name, kind, trust_remote_code=recipe.trust_remote_code)
 
 
 def check_init(recipe) -> None:
@@ -152,13 +156,19 @@ def base_name(recipe: StartArguments) -> str:
     return f"scratch, with the configuration of `{recipe.config_name}`" if recipe.config_name else "scratch"
 
 
-def read_config(option: str, name: str, kind: Kind, **changes) -> PreTrainedConfig:
+def read_config(option: str, name: str, kind: Kind, *, trust_remote_code: bool = False, **changes) -> PreTrainedConfig:
     """The configuration of a model, which must be of the kind."""
+    check_place(option, name)
     try:
-        config = AutoConfig.from_pretrained(name, **changes)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
     except (OSError, ValueError) as error:
-        raise InputError(f"{option} {name}: no model could be found there: {error}") from error
+        reason = str(error)
+        if "trust_remote_code" in reason:
+            reason = "it comes with code of its own. Read that, then give --trust_remote_code to run it."
+        raise InputError(f"{option} {name}: no model could be found there: {reason}{similar_folder(name)}") from error
     settings = config.to_dict()
+    if trust_remote_code and type(config).__module__.startswith("transformers_modules"):
+        return config  # what it can be is known to its code only
     decodes = settings.get("is_decoder") and not isinstance(config, HfTinyReformerConfig)  # whose heads see all tokens
     if type(config) in kind.mapping and (kind is not ENCODER or not (decodes or settings.get("is_encoder_decoder"))):
         return config
@@ -184,15 +194,12 @@ def start_tokenizer(
 
     fingerprint: of the texts, where it is known without reading them.
     """
-    check(recipe)
     option, name = named(recipe)
-    if name:
-        read_config(option, name, kind)  # a model that cannot be used is refused as such, not for its tokenizer
     if raw := raw_corpus(recipe):
         own, texts = texts, lambda: chain(raw.documents(), own())
     if name and not recipe.tokenizer_name:
         try:
-            return load_existing(option, name, kind.needed_tokens)
+            return load_existing(option, name, kind.needed_tokens, recipe.trust_remote_code)
         except InputError as error:
             raise InputError(f"{error} A tokenizer from elsewhere can be given by --tokenizer_name.") from error
     if fingerprint is None and not recipe.tokenizer_name:
@@ -220,9 +227,9 @@ def start_model(
     changes: to the configuration, such as the labels.
     """
     option, name = named(recipe)
+    trusted = {"trust_remote_code": recipe.trust_remote_code}
     if name and recipe.model_name_or_path:
-        read_config(option, name, kind)
-        model = pretrained(name, auto_class, {**recipe.given_settings, **changes})
+        model = pretrained(name, auto_class, {**recipe.given_settings, **changes, **trusted})
         known = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > known:
             raise InputError(
@@ -233,7 +240,7 @@ def start_model(
     inside, beside = ({}, changes) if kind is ENCODER and auto_class not in HEADS else (changes, {})
     inside = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **inside}
     given = recipe.given_settings
-    config = read_config(option, name, kind, **inside, **given) if name else recipe.build_config(**inside)
+    config = read_config(option, name, kind, **trusted, **inside, **given) if name else recipe.build_config(**inside)
     try:
         model = auto_class.from_config(config, **beside)
     except ValueError as error:

@@ -1,5 +1,6 @@
 """Train a WordPiece or BPE tokenizer on a corpus, take bytes as tokens, or load one that exists."""
 
+import difflib
 import hashlib
 import json
 import logging
@@ -311,9 +312,29 @@ def _check(arguments: TokenizerArguments) -> None:
         raise InputError("--extra_ids: only --tokenizer_model bpe has sentinels.")
 
 
-def load_existing(option: str, name: str, needed_tokens: Sequence[str]) -> PreTrainedTokenizerFast:
+def check_place(option: str, name: str) -> None:
+    """A folder that is not there is refused at once: the Hub is asked only for what can be the name of a repository."""
+    path = Path(name).expanduser()
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or path.parent.is_dir()
+    if path.exists() or not ("/" in name and looks_local):
+        return
+    raise InputError(f"{option} {name}: there is no such folder.{similar_folder(name)}")
+
+
+def similar_folder(name: str) -> str:
+    """The question whether a folder of about this name was meant, if there is one."""
+    folder = Path(name).expanduser().parent
+    names = [one.name for one in folder.iterdir() if one.is_dir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(Path(name).name, names, n=1)
+    return f" Did you mean {name.removesuffix(Path(name).name)}{close[0]}?" if close else ""
+
+
+def load_existing(
+    option: str, name: str, needed_tokens: Sequence[str], trust_remote_code: bool = False
+) -> PreTrainedTokenizerFast:
+    check_place(option, name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise InputError(f"{option} {name}: no tokenizer could be loaded from there: {error}") from error
     if not tokenizer.is_fast:

@@ -108,6 +108,8 @@ def start(config: TrainConfig) -> None:
             "--push_to_hub with several --seeds: each would replace the one before. Leave it out, and push the one you choose: "
             f"python -m hf_tiny.hub push {config.output_dir}/seed-{config.seed} --hub_model_id you/name"
         )
+    if config.push_to_hub:
+        on_main(lambda: hub.check_push(config, Path(config.output_dir)))
     if config.fp16 and not torch.accelerator.is_available():
         raise InputError("--fp16 needs a GPU: on a CPU train in float32, or with --bf16.")
     if not config.eval_steps and (config.load_best_model_at_end or config.early_stopping_patience):

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from hf_tiny.arguments import flag
 from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
-from hf_tiny.start import start_model, start_tokenizer
+from hf_tiny.start import check, start_model, start_tokenizer
 from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
 from hf_tiny.tasks.classify import (
     ClassifyArguments,
@@ -38,6 +38,7 @@ class Recipe(ClassifyArguments, FinetuneConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
+    check(recipe)
     texts = read_texts(recipe)
     labels = None if is_regression(texts, recipe) else find_labels(texts)
 

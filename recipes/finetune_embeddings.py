@@ -11,7 +11,7 @@ begin(__name__, __file__)  # before the imports below, which take seconds
 from dataclasses import dataclass
 
 from hf_tiny.arguments import flag
-from hf_tiny.start import start_model, start_tokenizer
+from hf_tiny.start import check, start_model, start_tokenizer
 from hf_tiny.tasks import FinetuneConfig, fine_tune
 from hf_tiny.tasks.embed import (
     SIDES,
@@ -36,6 +36,7 @@ class Recipe(EmbedArguments, FinetuneConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
+    check(recipe)
     pairs = read_text_pairs(recipe)
     scores = score_range(pairs["train"])
 

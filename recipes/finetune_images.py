@@ -19,7 +19,7 @@ from hf_tiny.data.augment import Augment
 from hf_tiny.data.images import ImageBatches, ImageData, read_images
 from hf_tiny.data.splits import find_labels
 from hf_tiny.models import SIZES, HfTinyViTConfig
-from hf_tiny.start import TransferArguments, check, prepare
+from hf_tiny.start import IMAGE_CLASSIFIER, TransferArguments, check, prepare
 from hf_tiny.tasks.images import (
     ClassifyImages,
     ImageEvaluation,
@@ -72,7 +72,7 @@ class Recipe(ImageTaskArguments, TransferArguments, BaselineArguments, TrainConf
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    check(recipe)
+    check(recipe, IMAGE_CLASSIFIER)
     images = read_images(recipe, labelled=True)
     labels = find_labels(images)
     changes = {"drop_path_rate": recipe.drop_path_rate, "label_smoothing": recipe.label_smoothing}

@@ -14,7 +14,7 @@ from typing import ClassVar
 from hf_tiny.arguments import flag
 from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
-from hf_tiny.start import start_model, start_tokenizer
+from hf_tiny.start import check, start_model, start_tokenizer
 from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
 from hf_tiny.tasks.parse import (
     ABOUT,
@@ -39,6 +39,7 @@ class Recipe(ParseArguments, FinetuneConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
+    check(recipe)
     trees = read_trees(recipe)
     labels = find_labels(trees, open_ended=True)  # treebanks have rare relations
 

@@ -18,7 +18,7 @@ from hf_tiny.callbacks import AverageCheckpoints
 from hf_tiny.data.batches import BucketedBatches
 from hf_tiny.errors import InputError
 from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
-from hf_tiny.start import ENCODER_DECODER, StartArguments, start_tokenizer
+from hf_tiny.start import ENCODER_DECODER, StartArguments, check, start_tokenizer
 from hf_tiny.tasks import log_texts
 from hf_tiny.tasks.translate import (
     SIDES,
@@ -72,6 +72,7 @@ class Recipe(PairArguments, StartArguments, BaselineArguments, TokenizerArgument
 
 
 def main(recipe: Recipe) -> dict[str, float]:
+    check(recipe, ENCODER_DECODER)
     count, seed = recipe.average_checkpoints, recipe.seed
     if recipe.load_best_model_at_end and count > 1:
         raise InputError(

@@ -15,7 +15,7 @@ from transformers import AutoModelForTokenClassification
 from hf_tiny.arguments import flag
 from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
-from hf_tiny.start import start_model, start_tokenizer
+from hf_tiny.start import check, start_model, start_tokenizer
 from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
 from hf_tiny.tasks.tag import (
     ABOUT,
@@ -38,6 +38,7 @@ class Recipe(TagArguments, FinetuneConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
+    check(recipe)
     sentences = read_sentences(recipe)
     labels = find_labels(sentences, recipe.open_ended)
 

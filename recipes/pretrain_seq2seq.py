@@ -16,7 +16,7 @@ from hf_tiny.data.batches import Batches
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.masking import SpanCorruption, TextInfilling
 from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
-from hf_tiny.start import ENCODER_DECODER, StartArguments, start_tokenizer
+from hf_tiny.start import ENCODER_DECODER, StartArguments, check, start_tokenizer
 from hf_tiny.tasks.pretrain import start_from_corpus
 from hf_tiny.tasks.translate import DenoisingEvaluation, pair_card, start_encoder_decoder
 from hf_tiny.tokenizer import TokenizerArguments
@@ -52,6 +52,7 @@ class Recipe(StartArguments, TokenizerArguments, CorpusArguments, TrainConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
+    check(recipe, ENCODER_DECODER)
     corpus = Corpus(recipe, recipe.seed)
     tokenizer = start_tokenizer(recipe, corpus.documents, corpus.fingerprint, kind=ENCODER_DECODER)
     damage = OBJECTIVES[recipe.objective](tokenizer, recipe.seed)

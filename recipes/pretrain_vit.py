@@ -17,7 +17,7 @@ from hf_tiny.data.augment import Augment
 from hf_tiny.data.images import ImageBatches, ImageData, read_images
 from hf_tiny.data.masking import MaskPatches
 from hf_tiny.models import SIZES, HfTinyViTConfig
-from hf_tiny.start import StartArguments, check
+from hf_tiny.start import IMAGE_CLASSIFIER, StartArguments, check
 from hf_tiny.tasks.images import (
     ImageTaskArguments,
     MaskedImageEvaluation,
@@ -61,7 +61,7 @@ class Recipe(ImageTaskArguments, StartArguments, TrainConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    check(recipe)
+    check(recipe, IMAGE_CLASSIFIER)
     images = read_images(recipe, labelled=False)
     config = start_config(recipe, images["train"], least_patch=2)
     model = start_masked(recipe, config)

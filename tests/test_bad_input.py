@@ -91,7 +91,7 @@ def no_mask_token(folder):
 
 def no_tokenizer(folder):
     flags = ["--train_file", write_text(folder / "text.txt"), "--tokenizer_name", folder / "nowhere"]
-    return flags, ["--tokenizer_name", "nowhere", "no tokenizer could be loaded"]
+    return flags, ["--tokenizer_name", "nowhere: there is no such folder"]
 
 
 def small_vocabulary(folder):
@@ -247,7 +247,9 @@ def masked_images(name: str):
 
 def encoder_decoder(name: str):
     tokenizer = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    return start_encoder_decoder(SimpleNamespace(model_name_or_path=name, init=None, given_settings={}), tokenizer)
+    return start_encoder_decoder(
+        SimpleNamespace(model_name_or_path=name, init=None, given_settings={}, trust_remote_code=False), tokenizer
+    )
 
 
 # What a recipe or a command starts from, and what loads it.

@@ -36,6 +36,7 @@ from hf_tiny import (
     HfTinySeq2SeqForConditionalGeneration,
     HfTinyViTConfig,
     HfTinyViTForImageClassification,
+    InputError,
     convert,
 )
 from hf_tiny import hub as library
@@ -281,7 +282,7 @@ def test_a_card_template_with_an_unknown_field(hub, folder, told):
 
 def push_all(folders: dict[str, str]) -> None:
     """{folder: repository}"""
-    print(json.dumps({path: library.push(Path(path), repo) for path, repo in folders.items()}))
+    print(json.dumps({path: library.push(Path(path), library.Place(repo)) for path, repo in folders.items()}))
 
 
 def test_folders_that_cannot_be_pushed(hub, folder, told):
@@ -456,7 +457,7 @@ def push_tiny(folder: str) -> None:
         with torch.no_grad():
             save_file({**batch, "expected": model(**batch)[0].contiguous()}, f"{folder}/{name}.safetensors")
         model.save_pretrained(f"{folder}/{name}")
-        assert library.push(Path(folder, name), f"someone/{name}") is None
+        assert library.push(Path(folder, name), library.Place(f"someone/{name}")) is None
 
 
 NATIVE = {  # what becomes of an export, by its Auto class
@@ -496,7 +497,7 @@ def push_native(folder: str) -> None:
             batch[mask].fill_(1)  # what padding says is nobody's business
         with torch.no_grad():
             save_file({**batch, "expected": model.eval()(**batch).logits}, f"{folder}/{name}.safetensors")
-        assert library.push(target, f"someone/{name}") is None
+        assert library.push(target, library.Place(f"someone/{name}")) is None
 
 
 def load_here(folder: str) -> None:
@@ -752,3 +753,75 @@ def test_no_file_holds_a_token(hub, folder, told, recipes, tiny, native):
     assert len(files) > 500 and any("blobs" in path.parts for path in files)
     wanted = [token.encode() for token in (*TOKENS, "hf_Unsendable", FAILURES["unknown-token"].token)]
     assert [path for path in files if any(token in path.read_bytes() for token in wanted)] == []
+
+
+# Before the training, and what of a person's data is pushed
+
+
+def check_all(cases: list[list[str]]) -> None:
+    """[token, name, private] -> the first line of the log, or the refusal."""
+    heard = Messages()
+    logging.getLogger("hf_tiny").addHandler(heard)
+    logging.getLogger("hf_tiny").setLevel(logging.INFO)
+    told = []
+    for token, name, private in cases:
+        os.environ["HF_TOKEN"] = token
+        flags = library.HubArguments(push_to_hub=True, hub_model_id=name, hub_private_repo=bool(private))
+        try:
+            library.check_push(flags, Path("runs/mine"))
+        except InputError as error:
+            heard.lines.append(str(error))
+        told.append(heard.lines.copy())
+        heard.lines.clear()
+    print(json.dumps(told))
+
+
+def test_a_push_that_cannot_succeed_is_refused_before_the_training(hub, folder):
+    hub.add("someone/hidden", {"README.md": b"# Mine\n"}, private=True)
+    cases = {
+        ("", "someone/new", ""): "--push_to_hub: you are not logged in: use `hf auth login`, or set HF_TOKEN.",
+        ("hf_nobody", "someone/new", ""): "--push_to_hub: the Hub does not know the token",
+        (READ, "someone/new", ""): "--push_to_hub to someone/new, as someone: the token may not write there",
+        (WRITE, "another/new", ""): "--push_to_hub to another/new, as someone: the token may not write there",
+        (WRITE, "a b", ""): "--hub_model_id a b: ",
+        (WRITE, "someone/new", ""): "The model will be pushed to someone/new, which is public: everybody can read it.",
+        (WRITE, "someone/new", "1"): "The model will be pushed to someone/new, which is private: only its members can",
+        (WRITE, "someone/hidden", ""): "The model will be pushed to someone/hidden, which is private",
+        (WRITE, "new", ""): "The model will be pushed to someone/new, which is public",
+    }
+    hub.fail("GET /api/models/someone/down", 500)
+    ended = start(folder, check_all, [*map(list, cases), [WRITE, "someone/down", ""]])
+    assert ended.code == 0, ended.err
+    *told, down = json.loads(ended.out)
+    for (line,), expected in zip(told, cases.values(), strict=True):
+        assert line.startswith(expected)
+    assert down[0].startswith("The Hub cannot say now whether someone/down can be pushed to")
+
+
+def test_a_run_is_refused_before_it_reads_data(hub, folder):
+    flags = ["--push_to_hub", "--hub_model_id", "another/mine", "--train_file", "nothing.tsv"]
+    ended = start(folder, tiny_run.run_plain, "finetune_classifier", *flags, "--output_dir", str(folder / "refused"))
+    tiny_run.assert_refused(ended, "--push_to_hub to another/mine, as someone", "a --hub_model_id of your own")
+
+
+@pytest.mark.parametrize("predictions", [False, True])
+def test_data_and_paths_stay_at_home(hub, folder, predictions):
+    """The held-out rows are pushed on request only, and no file says where on this machine anything is."""
+    home = folder / f"secret-{predictions}"
+    home.mkdir()
+    rows = "".join(f"{'good' if i % 2 else 'bad'}\tsentence number {i} of mine\n" for i in range(30))
+    (home / "reviews.tsv").write_text("label\ttext\n" + rows)
+    repo = f"someone/data-{predictions}"
+    settings = {"train_file": home / "reviews.tsv", "output_dir": home / "run", "max_steps": 2, "vocab_size": 100}
+    settings |= {"num_hidden_layers": 1, "hub_model_id": repo, "push_to_hub": True, "push_predictions": predictions}
+    ended = start(folder, tiny_run.run_plain, "finetune_classifier", *tiny_run.flags(**settings))
+    assert ended.code == 0, ended.err
+    first = ended.err.splitlines()[1]  # after the name of the recipe
+    assert first == f"The model will be pushed to {repo}, which is public: everybody can read it."
+    pushed = hub.files(repo)
+    assert ("validation_predictions.tsv" in pushed) is predictions
+    assert (home / "run" / "validation_predictions.tsv").exists()
+    assert [name for name, data in pushed.items() if str(folder).encode() in data] == []
+    assert b"train_file:\n- reviews.tsv\n" in pushed["recipe.yaml"]
+    assert b"--train_file reviews.tsv" in pushed["README.md"]
+    assert str(home) in (home / "run" / "recipe.yaml").read_text()

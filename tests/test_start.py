@@ -109,7 +109,7 @@ def test_values_that_are_not_possible_are_refused(settings, message):
 )
 def test_settings_without_meaning_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
-        start.start_tokenizer(FinetuneConfig(**{"model_name_or_path": "some", **settings}), lambda: TEXTS)
+        start.check(FinetuneConfig(**{"model_name_or_path": "some", **settings}))
 
 
 @pytest.mark.parametrize("name", ["trainable_layers", "reinit_layers"])
@@ -213,12 +213,86 @@ def test_from_scratch_with_a_configuration_or_without(pretrained, tokenizer):
 def test_what_is_no_encoder_is_refused(config, kind, option, tmp_path):
     config.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=rf"--{option} .*: {kind}.* this needs an encoder. Give one"):
-        start.start_tokenizer(FinetuneConfig(**{option: str(tmp_path)}), lambda: TEXTS)
+        start.check(FinetuneConfig(**{option: str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("runs/mien", "--model_name_or_path runs/mien: there is no such folder. Did you mean runs/mine?"),
+        ("./runs/mien", "there is no such folder. Did you mean ./runs/mine?"),
+        ("{folder}/runs/mime", "there is no such folder. Did you mean {folder}/runs/mine?"),
+        ("runs/mine/checkpoint-3", "runs/mine/checkpoint-3: there is no such folder."),
+        ("nowhere/at/all", "nowhere/at/all: there is no such folder."),
+    ],
+)
+def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path, monkeypatch, name, message):
+    """The Hub, which may take a minute to fail, is not asked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with (
+        mock.patch.object(start.AutoConfig, "from_pretrained", side_effect=AssertionError),
+        pytest.raises(InputError) as end,
+    ):
+        start.check(FinetuneConfig(model_name_or_path=name.format(folder=tmp_path)))
+    assert message.format(folder=tmp_path) in str(end.value)
+
+
+def test_what_may_be_a_repository_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "electro").mkdir()
+    for name in ("you/model", "electra"):
+        asked = mock.patch.object(start.AutoConfig, "from_pretrained", side_effect=OSError("not on the Hub"))
+        with asked, pytest.raises(InputError) as refusal:
+            start.check(FinetuneConfig(model_name_or_path=name))
+        assert f"--model_name_or_path {name}: no model could be found there: not on the Hub" in str(refusal.value)
+    assert str(refusal.value).endswith("Did you mean electro?")
+
+
+def test_code_of_others_runs_on_request_only(tmp_path, monkeypatch):
+    """Nothing is asked on standard input, where a pipe may answer "y"."""
+    (tmp_path / "config.json").write_text('{"model_type": "strange", "auto_map": {"AutoConfig": "code.Strange"}}')
+    (tmp_path / "code.py").write_text("raise RuntimeError('code of others has run')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on standard input"))
+    with pytest.raises(InputError, match=r"code of its own.*Read that, then give --trust_remote_code to run it"):
+        start.check(FinetuneConfig(model_name_or_path=str(tmp_path)))
+    with pytest.raises(RuntimeError, match="code of others has run"):
+        start.check(FinetuneConfig(model_name_or_path=str(tmp_path), trust_remote_code=True))
+
+
+REMOTE = """
+from transformers import BertConfig, BertForSequenceClassification
+
+class StrangeConfig(BertConfig):
+    model_type = "strange"
+
+class Strange(BertForSequenceClassification):
+    config_class = StrangeConfig
+"""
+
+
+def test_a_model_with_code_of_its_own_can_be_fine_tuned(tmp_path, tokenizer):
+    (tmp_path / "code_of_mine.py").write_text(REMOTE)
+    model = BertModel(CONFIGS["bert"])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = {"AutoConfig": "StrangeConfig", "AutoModelForSequenceClassification": "Strange"}
+    config |= {"model_type": "strange", "auto_map": {auto: f"code_of_mine.{name}" for auto, name in names.items()}}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 99}))
+    recipe = FinetuneConfig(model_name_or_path=str(tmp_path), trust_remote_code=True)
+    start.check(recipe)
+    found = start.start_tokenizer(recipe, lambda: TEXTS)
+    assert len(found) == len(tokenizer)
+    started = start.pretrained(str(tmp_path), AutoModelForSequenceClassification, {"trust_remote_code": True})
+    assert type(started).__name__ == "Strange"
+    assert torch.equal(started.bert.embeddings.word_embeddings.weight, model.embeddings.word_embeddings.weight)
 
 
 def test_what_is_no_checkpoint_is_refused(pretrained, tokenizer, tmp_path):
     def start_from(folder):
         recipe = FinetuneConfig(model_name_or_path=str(folder))
+        start.check(recipe)
         start.start_tokenizer(recipe, lambda: TEXTS)
         start.start_model(recipe, AutoModelForSequenceClassification, tokenizer)
 
@@ -229,7 +303,9 @@ def test_what_is_no_checkpoint_is_refused(pretrained, tokenizer, tmp_path):
         OURS.save_pretrained(tmp_path / name)
     (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
     for name in ("nowhere", "empty", "other"):
-        with pytest.raises(InputError, match=r"--model_name_or_path .*: no model could be found"):
+        with pytest.raises(
+            InputError, match=r"--model_name_or_path .*: (no model could be found|there is no such folder)"
+        ):
             start_from(tmp_path / name)
     with pytest.raises(InputError, match=r"--model_name_or_path .*weightless: no tokenizer could be loaded"):
         start_from(tmp_path / "weightless")

@@ -101,9 +101,9 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_encoder(cls, name_or_path: str, **config) -> "HfTinyTokenLinkingModel":
+    def from_encoder(cls, name_or_path: str, trust_remote_code: bool = False, **config) -> "HfTinyTokenLinkingModel":
         """A new head on a pretrained encoder."""
-        encoder = AutoModel.from_pretrained(name_or_path)
+        encoder = AutoModel.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         model = cls(HfTinyTokenLinkingConfig(encoder=encoder.config, **config))
         model.encoder = without_pooler(encoder)
         return model.to(encoder.dtype).eval()  # like any pretrained model

@@ -82,6 +82,8 @@ def start_config(recipe, images: Sequence[LabelledImage], least_patch: int, **ch
         config = _known_config(option, name, wanted, {**recipe.given_settings, **changes})
     else:
         config = _new_config(recipe, found, least_patch, wanted, changes)
+    if config.num_channels not in (1, 3):
+        raise InputError(f"--num_channels {config.num_channels}: images are read as grey (1) or in three colours (3).")
     _say_size(found, config)
     if config.num_channels == 1 and found.grey < 1:
         logger.warning(
@@ -134,7 +136,7 @@ def start_processor(recipe, config: PreTrainedConfig, data: ImageData):
     size = dict(zip(("height", "width"), image_size(config), strict=True))
     if recipe.model_name_or_path:
         try:
-            processor = AutoImageProcessor.from_pretrained(recipe.model_name_or_path)
+            processor = AutoImageProcessor.from_pretrained(recipe.model_name_or_path, trust_remote_code=False)
             # As the images are decoded here: models of others may have been trained with other ways to resize.
             processor.size, processor.resample = type(processor.size)(**size), Image.Resampling.BILINEAR
             return processor

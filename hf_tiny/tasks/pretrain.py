@@ -14,7 +14,6 @@ import torch
 from accelerate.utils import send_to_device
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoTokenizer,
     ElectraForMaskedLM,
     ElectraForPreTraining,
@@ -121,8 +120,14 @@ def continue_electra(
 def load_electra(name: str) -> tuple[HfTinyElectraForPreTraining, str]:
     """The joint model, and where its tokenizer is."""
     place = str(Path(name, DISCRIMINATOR)) if Path(name, DISCRIMINATOR).is_dir() else name
-    if convert.load(AutoConfig, place).model_type != "electra":
+    kind = read_config("--model_name_or_path", place, ENCODER).model_type
+    if kind == HfTinyElectraConfig.model_type:
         return load_pretraining("--model_name_or_path", place).float(), place
+    if kind != "electra":
+        raise InputError(
+            f"--model_name_or_path {name}: {kind} has no generator and no discriminator, and this recipe goes on with an "
+            "ELECTRA only. Give a folder of pretrain-electra or a native ELECTRA. For a task, fine-tune this one as it is."
+        )
     if DISCRIMINATOR not in place:
         raise InputError(f"--model_name_or_path {name}: name the {DISCRIMINATOR}; the {GENERATOR} must be beside it.")
     discriminator = convert.load_model(ElectraForPreTraining, place)
@@ -321,7 +326,7 @@ class Forgetting(PretrainingLosses):
 
     def __init__(self, name: str, files: list[str], encoding: str = UTF8):
         model = load_pretraining("--measure_forgetting", name)
-        super().__init__(model, AutoTokenizer.from_pretrained(name), files, encoding)
+        super().__init__(model, AutoTokenizer.from_pretrained(name, trust_remote_code=False), files, encoding)
 
     def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
         self.model.electra.load_state_dict(model.base_model.state_dict())
