@@ -63,6 +63,16 @@ def test_letters_that_no_font_has_become_numbers(tmp_path, monkeypatch):
     assert colours(tmp_path / "attention.png") > 50
 
 
+def test_the_summary_has_the_code_of_the_card(tmp_path, capsys):
+    code = 'from transformers import AutoModelForSeq2SeqLM\n\nmodel = AutoModelForSeq2SeqLM.from_pretrained("PATH_OR_ID")\n'
+    (tmp_path / "README.md").write_text(f"# name\n\n```python\n{code}```\n\n```python\nother\n```\n")
+    report.print_summary(tmp_path, {"eval_loss": 1.5})
+    printed = capsys.readouterr().out.splitlines()
+    place = printed.index("  use it:  from transformers import AutoModelForSeq2SeqLM")
+    assert printed[place + 1].strip() == f'model = AutoModelForSeq2SeqLM.from_pretrained("{tmp_path}")'
+    assert printed[place + 2].startswith("  push it: ") and "other" not in "".join(printed)
+
+
 def test_attention_and_images(tmp_path):
     weights = np.random.default_rng(0).random((3, 5))
     report.draw_attention(tmp_path / "attention.png", weights, list("abc"), ["$x$", "_y", "z" * 50, "", "e"])

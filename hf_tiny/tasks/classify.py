@@ -221,10 +221,12 @@ def text_features(
     def answer(text: Text) -> dict:
         if labels is None:
             return {"labels": float(text.label)}
+        if text.several is None and weights is None:
+            return {"labels": numbers[text.label]}
         chosen = np.isin(labels, text.labels).astype(np.float32)
-        if weights is not None:
-            return {"labels": weights * chosen, "weight": float(weights @ chosen)}
-        return {"labels": numbers[text.label] if text.several is None else chosen}
+        return (
+            {"labels": chosen} if weights is None else {"labels": weights * chosen, "weight": float(weights @ chosen)}
+        )
 
     encoder = arguments.encoder(tokenizer)
     windows = encoder.texts([text.text for text in texts], [text.text_pair for text in texts])
