@@ -70,7 +70,19 @@ EVERY_RUN = {  # not part of a walk: what serves all runs in the same way, and w
         f"hf_tiny/{name}.py"
         for name in ("arguments", "flags", "processes", "errors", "optim", "evaluation", "metrics", "checkpoint")
     ),
-    *(f"hf_tiny/{name}.py" for name in ("report", "hub", "models/layers", "models/heads")),
+    *(
+        f"hf_tiny/{name}.py"
+        for name in (
+            "report",
+            "hub",
+            "baselines",
+            "machine",
+            "data/statistics",
+            "data/encoding",
+            "models/layers",
+            "models/heads",
+        )
+    ),
 }
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
