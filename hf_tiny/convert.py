@@ -484,7 +484,17 @@ def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
     return model
 
 
-def convert(source: str, target: Path) -> None:
+def converted(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
+    """In the other format: by the folder that each model is saved in, of which the first is the main one."""
+    if type(model) not in CONVERSIONS:
+        raise InputError(
+            f"{type(model).__name__} has no counterpart. Two native ELECTRAs go into one folder, as {PAIR}."
+        )
+    found = CONVERSIONS[type(model)](model)
+    return found if type(model) is models.HfTinyElectraForPreTraining else {"": found}
+
+
+def convert(source: str, target: Path, main_at_top: bool = False) -> None:
     """The model at `source`, with its tokenizer or image processor if it has one, in the other format at `target`."""
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty: choose another folder.")
@@ -492,24 +502,23 @@ def convert(source: str, target: Path) -> None:
     if pair[0].is_dir():
         discriminator = load_model(transformers.ElectraForPreTraining, pair[0])
         generator = load_model(transformers.ElectraForMaskedLM, pair[1])
-        source, converted = str(pair[0]), {"": electra_from_native(discriminator, generator)}
+        source, found = str(pair[0]), {"": electra_from_native(discriminator, generator)}
     else:
         saved = (load(transformers.AutoConfig, source).architectures or ["A bare encoder"])[0]
-        known = {model.__name__: (model, function) for model, function in CONVERSIONS.items()}
+        known = {model.__name__: model for model in CONVERSIONS}
         if saved not in known:
             hint = f"Two native ELECTRAs go into one folder, as {PAIR}."
             raise InputError(f"{source}: {saved} has no counterpart. {hint}")
-        model_class, function = known[saved]
-        found = function(load_model(model_class, source))
-        converted = found if function is joint_to_native else {"": found}
-    for name, model in converted.items():
-        model.save_pretrained(target / name)
+        found = converted(load_model(known[saved], source))
+    for number, (name, model) in enumerate(found.items()):
+        place = target if main_at_top and number == 0 else target / name
+        model.save_pretrained(place)
         try:
             images = model.main_input_name == "pixel_values"
             loader = transformers.AutoImageProcessor if images else transformers.AutoTokenizer
-            load(loader, source).save_pretrained(target / name)
+            load(loader, source).save_pretrained(place)
         except InputError:
-            print(f"{source} has no tokenizer or image processor: {target / name} has none either.", file=sys.stderr)
+            print(f"{source} has no tokenizer or image processor: {place} has none either.", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

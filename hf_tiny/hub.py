@@ -17,9 +17,10 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import jinja2
@@ -47,6 +48,7 @@ NOT_PUSHED = [
     f"{checkpoint.SHARDED_OPTIMIZER}/*",
 ]
 PREDICTIONS = "*_predictions.*"
+OWN_BRANCH = "hf_tiny"  # of the model itself, where its native twin is pushed
 WAITS = (1.0, 5.0, 25.0)  # seconds before another try
 LONGEST_WAIT = 600.0  # when the Hub asks for more, the push fails
 NOT_LOGGED_IN = "you are not logged in: use `hf auth login`, or set HF_TOKEN"
@@ -71,6 +73,10 @@ class HubArguments:
         "end", "When to push: every_save pushes each checkpoint, too.", choices=("end", "every_save")
     )
     hub_revision: str | None = flag(None, "Branch to push to; it is made when it does not exist.")
+    push_native: bool = flag(
+        False,
+        "Push the native twin of the model, which transformers reads by itself; the model goes to the branch hf_tiny.",
+    )
     hub_license: str | None = flag(None, "Licence that the card names, such as apache-2.0.")
     hub_language: list[str] | None = flag(None, "Languages that the card names, such as en ko.")
 
@@ -193,12 +199,18 @@ def hardware() -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is pushed, and whether its predictions are."""
+    """Where a model is pushed, whether its predictions are, and whether it is its native twin that goes there."""
 
     repo: str
     private: bool = False
     revision: str | None = None
     predictions: bool = False
+    native: bool = False
+
+    @property
+    def own(self) -> "Place":
+        """Of the model itself."""
+        return replace(self, revision=OWN_BRANCH) if self.native else self
 
 
 def check_push(flags: HubArguments, output_dir: Path) -> None:
@@ -299,13 +311,64 @@ def push(folder: Path, place: Place, title: str = "Add the model"):
             time.sleep(seconds)
 
 
+def require_native(model: PreTrainedModel) -> None:
+    """Refuse a model that has no native twin, and say why."""
+    from . import convert  # it loads the code of every native model
+
+    try:
+        convert.converted(model)
+    except InputError as error:
+        raise InputError(f"--push_native: {error}") from error
+
+
+def push_native(folder: Path, place: Place) -> str | None:
+    """Like `push`: the native twin of the model in `folder`, with its card, its pictures and its recipe."""
+    from . import convert
+
+    with TemporaryDirectory() as name:
+        target = Path(name)
+        try:
+            convert.convert(str(folder), target, main_at_top=True)
+        except InputError as error:
+            return str(error)
+        for path in (
+            path for suffix in ("*.md", "*.png", "all_results.json", "recipe.yaml") for path in folder.glob(suffix)
+        ):
+            shutil.copy(path, target)
+        if (card := target / "README.md").exists():
+            parts = sorted(path.parent.relative_to(target).as_posix() for path in target.glob("*/config.json"))
+            text = card.read_text(encoding="utf-8")
+            head, title, rest = re.split(r"(?m)(^# .*\n)", text, maxsplit=1)
+            card.write_text(f"{head}{title}\n{native_note(target, parts)}\n{rest}", encoding="utf-8")
+        return push(target, place, "Add the native model")
+
+
+def push_all(folder: Path, place: Place) -> str | None:
+    """The finished model, and where it is asked for its native twin."""
+    return push(folder, place.own) or (push_native(folder, place) if place.native else None)
+
+
+def native_note(folder: Path, parts: Sequence[str]) -> str:
+    """What a card says of the files beside it."""
+
+    def saved(part: str) -> str:
+        return json.loads((folder / part / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+
+    others = "".join(f", and in `{part}/` `{saved(part)}`" for part in parts)
+    return (
+        f"The files here are `{saved('.')}`{others}, which transformers reads without `trust_remote_code`. What follows is about "
+        f'the model that they were converted from, on the branch `{OWN_BRANCH}` (`revision="{OWN_BRANCH}"`).\n'
+    )
+
+
 class Pusher:
     """Pushes beside the training, one model after the other, each as it was when it was handed over."""
 
     def __init__(self, output_dir: Path, flags: HubArguments):
         self.output_dir = output_dir
         name = flags.hub_model_id or output_dir.resolve().name
-        self.place = Place(name, flags.hub_private_repo, flags.hub_revision, flags.push_predictions)
+        native, predictions = flags.push_native, flags.push_predictions
+        self.place = Place(name, flags.hub_private_repo, flags.hub_revision, predictions, native)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.failed = -math.inf  # when
 
@@ -324,7 +387,7 @@ class Pusher:
 
     def _save(self, snapshot: Path, name: str, since: float) -> None:
         # Those that waited behind a failure would fail too.
-        reason = push(snapshot, self.place, f"Add {name}") if since > self.failed else None
+        reason = push(snapshot, self.place.own, f"Add {name}") if since > self.failed else None
         if reason:
             self.failed = time.monotonic()
             logger.warning(f"{name} was not pushed: {reason}. Training goes on, and the model is pushed at its end.")
@@ -332,9 +395,10 @@ class Pusher:
 
     def finish(self) -> None:
         """Push the finished model, and wait for it."""
-        if reason := self.thread.submit(push, self.output_dir, self.place).result():
+        if reason := self.thread.submit(push_all, self.output_dir, self.place).result():
             again = shlex.join(["push", str(self.output_dir), "--hub_model_id", self.place.repo])
             again += f" --hub_revision {shlex.quote(self.place.revision)}" if self.place.revision else ""
+            again += " --push_native" if self.place.native else ""
             safe = f"The model is safe in {self.output_dir}; push it later with: python -m hf_tiny.hub {again}"
             logger.warning(f"The push failed: {reason}. {safe}")
 
@@ -347,11 +411,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hub_private_repo", action="store_true")
     parser.add_argument("--hub_revision", help="the branch to push to; it is made when it does not exist")
     parser.add_argument("--push_predictions", action="store_true", help="push the predictions, too")
+    parser.add_argument(
+        "--push_native", action="store_true", help="the native twin there, the model to the branch hf_tiny"
+    )
     given = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)
-    place = Place(given.hub_model_id, given.hub_private_repo, given.hub_revision, given.push_predictions)
-    if reason := push(given.folder, place):
+    place = (given.hub_model_id, given.hub_private_repo, given.hub_revision)
+    if reason := push_all(given.folder, Place(*place, given.push_predictions, given.push_native)):
         sys.exit(f"error: {reason}")
 
 

@@ -174,6 +174,8 @@ class Run:
             project_dir=config.output_dir,
         )
         self.main, self.world = self.accelerator.is_main_process, self.accelerator.num_processes
+        if config.push_native:
+            hub.require_native(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         if config.torch_compile:

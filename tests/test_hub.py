@@ -4,18 +4,22 @@ import ast
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import huggingface_hub
 import pytest
+import transformers
 import yaml
 from fixtures import tiny_run
+from fixtures.tiny_models import ELECTRA
 from fixtures.tiny_run import write_text
 from PIL import Image
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraModel, hub, report
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, HfTinyElectraModel, InputError, hub, report
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +88,45 @@ def test_a_checkpoint_that_cannot_get_a_second_name_leaves_nothing_behind(tmp_pa
     hub.Pusher(tmp_path, hub.HubArguments(hub_model_id="someone/something")).save(tmp_path / "checkpoint-2")
     assert "checkpoint-2 is not pushed: " in caplog.text and "pushed at its end" in caplog.text
     assert os.listdir(tmp_path) == ["checkpoint-2"]
+
+
+@pytest.fixture
+def uploaded(monkeypatch, tmp_path) -> dict[str | None, Path]:
+    """What would be pushed, by its branch."""
+    found = {}
+
+    def upload(folder: Path, place: hub.Place, title: str) -> str:
+        found[place.revision] = Path(shutil.copytree(folder, tmp_path / f"pushed-{len(found)}"))
+        return place.repo
+
+    monkeypatch.setattr(hub, "upload", upload)
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["electra", "modern"])
+def test_the_native_twin_is_pushed_as_the_main_files(uploaded, tokenizer, tmp_path, architecture):
+    config = {**ELECTRA, "architecture": architecture, "vocab_size": len(tokenizer)}
+    model, run = HfTinyElectraForPreTraining(HfTinyElectraConfig(**config)), tmp_path / "run"
+    hub.require_native(model)
+    model.save_pretrained(run)
+    tokenizer.save_pretrained(run)
+    (run / "README.md").write_text("---\ntags: [hf_tiny]\n---\n\n# 이름\n\nText.\n", encoding="utf-8")
+    hub.Pusher(run, hub.HubArguments(hub_model_id="someone/something", push_native=True)).finish()
+    assert uploaded.keys() == {"hf_tiny", None}
+    assert (uploaded["hf_tiny"] / "electra.py").exists()
+    native, card = uploaded[None], (uploaded[None] / "README.md").read_text(encoding="utf-8")
+    main = {"electra": "ElectraForPreTraining", "modern": "ModernBertModel"}[architecture]
+    assert type(getattr(transformers, main).from_pretrained(native)).__name__ == main
+    assert not list(native.rglob("*.py"))
+    assert card.startswith(f"---\ntags: [hf_tiny]\n---\n\n# 이름\n\nThe files here are `{main}`")
+    assert 'on the branch `hf_tiny` (`revision="hf_tiny"`).\n\n\nText.\n' in card
+    assert ("in `generator/` `ElectraForMaskedLM`" in card) == (architecture == "electra")
+
+
+def test_a_model_without_a_native_twin_is_refused_at_once():
+    model = HfTinyElectraForPreTraining(HfTinyElectraConfig(**ELECTRA, norm_first=True))
+    with pytest.raises(InputError, match="--push_native: norm_first is True: the native model"):
+        hub.require_native(model)
 
 
 def test_the_curves_are_an_image_of_sensible_size(pushed):
