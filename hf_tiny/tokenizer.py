@@ -4,12 +4,9 @@ import difflib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,12 +14,12 @@ from typing import ClassVar
 import numpy as np
 import tokenizers
 from accelerate import PartialState
-from datasets.config import HF_DATASETS_CACHE
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_tiny.arguments import flag
+from hf_tiny.data import cache
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -84,16 +81,13 @@ def load_tokenizer(
     if arguments.tokenizer_model != "wordpiece":
         settings += [arguments.tokenizer_model, arguments.extra_ids]
     content = repr((fingerprint, settings, model_max_length, tokenizers.__version__))
-    folder = Path(HF_DATASETS_CACHE) / "hf_tiny_tokenizers" / hashlib.sha256(content.encode()).hexdigest()[:32]
+    folder = cache.place("hf_tiny_tokenizers", hashlib.sha256(content.encode()).hexdigest()[:32])
+
+    def write(draft: Path) -> None:
+        train_tokenizer(texts(), arguments, model_max_length=model_max_length).save_pretrained(draft)
+
     with PartialState().local_main_process_first():
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
-                trained = train_tokenizer(texts(), arguments, model_max_length=model_max_length)
-                trained.save_pretrained(Path(unfinished) / "files")
-                with suppress(OSError):  # Another run may have been faster.
-                    os.replace(Path(unfinished) / "files", folder)
-        return load_existing("--tokenizer_name", str(folder), needed_tokens)
+        return load_existing("--tokenizer_name", str(cache.kept(folder, write)), needed_tokens)
 
 
 def train_tokenizer(

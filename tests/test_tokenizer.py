@@ -194,13 +194,16 @@ def test_sample_is_spread_over_the_corpus():
     assert _sample(["a" * 100], 10) == ["a" * 100]
 
 
-def test_load_trains_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_tiny.tokenizer.HF_DATASETS_CACHE", tmp_path)
+def test_load_trains_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     arguments = TokenizerArguments(vocab_size=400)
     first = load_tokenizer(arguments, lambda: TEXTS, "these texts", model_max_length=64)
     again = load_tokenizer(arguments, lambda: pytest.fail("trained again"), "these texts", model_max_length=64)
     assert again.get_vocab() == first.get_vocab() and again.model_max_length == 64
     (folder,) = (tmp_path / "hf_tiny_tokenizers").iterdir()
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:-50])
+    again = load_tokenizer(arguments, lambda: TEXTS, "these texts", model_max_length=64)
+    assert again.get_vocab() == first.get_vocab() and "is damaged (tokenizer.json: it has" in caplog.text
     named = load_tokenizer(TokenizerArguments(tokenizer_name=str(folder)), list, "")
     assert named.get_vocab() == first.get_vocab()
     for changed, texts in ((TokenizerArguments(vocab_size=300), "these texts"), (arguments, "other texts")):

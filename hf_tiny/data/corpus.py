@@ -8,13 +8,9 @@ several, or machines that know nothing of each other, each with its part of the 
 import json
 import logging
 import math
-import os
 import sys
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -30,11 +26,12 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_tiny.arguments import check, flag
-from hf_tiny.data import builtin, packing, sources, statistics
+from hf_tiny.data import builtin, cache, packing, sources, statistics
 from hf_tiny.data.batches import Batch, Batches, Source
 from hf_tiny.data.encoding import Decoding, EncodingArguments
 from hf_tiny.data.packing import Packing, Reading, Shard
 from hf_tiny.data.stream import Mixture, StreamedBatches, first_blocks
+from hf_tiny.data.workers import workers
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -146,7 +143,7 @@ class Corpus:
         files = _files(plan)
         self._write(plan, files)
         folder = next(iter(files)).parent
-        counts = sum((Counter(json.loads(path.read_text())) for path in folder.glob("*.json")), Counter())
+        counts = sum((Counter(json.loads(_counts_file(file).read_text())) for file in files), Counter())
         _check_counts(plan, counts)
         table = concat_tables([MemoryMappedTable.from_file(str(file)) for file in files])
         return datasets.Dataset(table, split=datasets.Split(plan.split), fingerprint=folder.name)
@@ -168,11 +165,9 @@ class Corpus:
 
     def _write(self, plan: Packing, files: dict[Path, list[int]]) -> None:
         again = self.arguments.overwrite_cache and PartialState().is_local_main_process
-        files = {file: shards for file, shards in files.items() if again or not file.exists()}
-        processes = min(self.arguments.preprocessing_num_workers or os.cpu_count(), len(files))
-        many = processes > 1
-        with ProcessPoolExecutor(processes, packing.fork_context()) if many else nullcontext() as pool:
-            written = (pool.map if many else map)(partial(_write_file, plan), files.keys(), files.values())
+        files = {file: shards for file, shards in files.items() if again or not _is_whole(file)}
+        with workers(self.arguments.preprocessing_num_workers, len(files)) as each:
+            written = each(partial(_write_file, plan), files.keys(), files.values())
             for _ in tqdm(written, f"Packing {plan.split}", len(files), unit=" files", disable=not files):
                 pass
 
@@ -183,21 +178,20 @@ class Corpus:
         paths = [{part.path for shard in shards for part in shard} for shards, _ in self.plan.values()]
         if (same := set.intersection(*paths)) and not self.plan["train"][1].held_out:
             logger.warning(f"{min(same)} is trained on and evaluated on: the figures say nothing of new text.")
-        size, workers, world = (
-            recipe.per_device_train_batch_size,
-            recipe.dataloader_num_workers,
-            PartialState().num_processes,
-        )
+        size, readers = recipe.per_device_train_batch_size, recipe.dataloader_num_workers
+        world = PartialState().num_processes
         if recipe.streaming:
             if recipe.max_steps <= 0:
                 raise InputError("--streaming needs --max_steps: how long an epoch is, only its end tells.")
-            mixed = self.mixed(tokenizer, world * recipe.gradient_accumulation_steps * max(1, workers))
-            batches = StreamedBatches(mixed["train"], collate, size, workers, stride=world)
+            mixed = self.mixed(tokenizer, world * recipe.gradient_accumulation_steps * max(1, readers))
+            batches = StreamedBatches(mixed["train"], collate, size, readers, stride=world)
             return batches, first_blocks(mixed["validation"], recipe.max_eval_samples)
-        if recipe.dataset_weights or workers:
+        if recipe.dataset_weights or readers:
             raise InputError("--dataset_weights and --dataloader_num_workers are for --streaming.")
         blocks = self.blocks(tokenizer)
-        held_out = blocks["validation"].shuffle(seed=0).take(min(recipe.max_eval_samples, len(blocks["validation"])))
+        # In memory: an order that is kept in a file could be damaged there.
+        held_out = blocks["validation"].shuffle(seed=0, keep_in_memory=True)
+        held_out = held_out.take(min(recipe.max_eval_samples, len(held_out)))
         return Batches(blocks["train"], collate, size, self.seed), held_out
 
     def mixed(self, tokenizer: PreTrainedTokenizerBase, lanes: int) -> dict[str, Mixture]:
@@ -256,31 +250,41 @@ def _shards(paths: list[str], decoding: Decoding, mark: bytes) -> tuple[Shard, .
 def _files(plan: Packing) -> dict[Path, list[int]]:
     """The files of a split in the cache, and the numbers of the shards that each is made of."""
     key = packing.digest(plan.shards, plan)
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_blocks" / key
+    folder = cache.place("hf_tiny_blocks", key)
     parts = np.array_split(np.arange(len(plan.shards)), max(1, min(len(plan.shards), MOST_FILES)))
     names = (f"{plan.split}-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts)))
     return {folder / name: part.tolist() for name, part in zip(names, parts, strict=True)}
 
 
+def _counts_file(file: Path) -> Path:
+    """What was found in the text of a file of blocks."""
+    return file.with_suffix(".json")
+
+
+def _is_whole(file: Path) -> bool:
+    damages = {path: cache.damage_of(path) for path in (file, _counts_file(file))}
+    for path, damage in damages.items():
+        if damage and path.exists():
+            logger.warning(f"{path} is damaged ({damage}): it is made again.")
+    return not any(damages.values())
+
+
 def _write_file(plan: Packing, target: Path, shards: list[int]) -> None:
-    """Complete or absent; the counts are written first."""
     ids = datasets.List(datasets.Value("int32"), length=plan.length)
     schema = datasets.Features(input_ids=ids, segment_start=datasets.Value("int32")).arrow_schema
     counts = Counter(blocks=0)
     blocks = chain.from_iterable(plan.blocks(number, counts) for number in shards)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-    try:
+
+    def write(draft: Path) -> None:
         with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while rows := list(islice(blocks, 1000)):
                 tokens = pa.array(np.concatenate([row["input_ids"] for row in rows]))
                 starts = pa.array([row["segment_start"] for row in rows], pa.int32())
                 columns = [pa.FixedSizeListArray.from_arrays(tokens, plan.length), starts]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        target.with_suffix(".json").write_text(json.dumps(counts))
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
+
+    cache.write(target, write)
+    cache.write(_counts_file(target), lambda draft: draft.write_text(json.dumps(counts)))
 
 
 def _check_counts(plan: Packing, counts: Counter) -> None:

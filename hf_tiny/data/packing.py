@@ -5,8 +5,6 @@ A shard is read, tokenized and packed by itself: its blocks do not depend on who
 
 import hashlib
 import math
-import multiprocessing
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -152,12 +150,6 @@ def bare_tokenizer(content: str) -> tokenizers.Tokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def fork_context():
-    """For processes that share what is in memory. Each tokenizes in one thread, since threads do not survive a fork."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return multiprocessing.get_context("fork")
 
 
 @lru_cache(maxsize=2)

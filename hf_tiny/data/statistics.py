@@ -7,25 +7,19 @@ them.
 
 import hashlib
 import logging
-import os
-import uuid
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pyarrow as pa
 from tqdm.auto import tqdm
 
-from hf_tiny.data import packing
+from hf_tiny.data import cache, packing
 from hf_tiny.data.packing import Packing
-from hf_tiny.errors import InputError
+from hf_tiny.data.workers import workers
 
 logger = logging.getLogger(__name__)
 
@@ -39,42 +33,28 @@ NO_TOKEN = -1
 FORMAT_VERSION = 1  # Raise it when the same blocks give other counts than before.
 
 
-def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, workers: int | None = None):
+def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: int | None = None):
     """How often tokens stand near each other in the blocks of a split: a symmetric sparse matrix (size, size) of whole
     numbers. It is the same however the work is divided, and whether the blocks are in the cache or not.
 
     files: of the blocks in the cache, and the shards that each is made of.
     size: of the vocabulary.
+    most: processes that count.
     """
     from scipy import sparse
 
     stride = max(1, len(plan.shards) // MOST_SHARDS)
     about = repr((packing.digest(plan.shards, plan), stride, WEIGHTS, FORMAT_VERSION))
     name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.npz"
-    kept = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_statistics" / name
-    if kept.exists():
-        try:
-            counts = sparse.load_npz(kept)
-        except (zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
-            logger.warning(f"{kept} is damaged ({error}): pairs of tokens are counted again.")
-        else:
-            if counts.shape == (size, size):
-                return counts
-            raise InputError(
-                f"{kept}: the counts are of {counts.shape[0]:,} tokens, but the vocabulary has {size:,}. Delete the file."
-            )
-    if stride > 1:
-        logger.info(f"Pairs of tokens are counted in every {stride}th of {len(files)} parts of the corpus.")
-    chosen = dict(islice(files.items(), 0, None, stride))
-    counts = _total(_file_counts(plan, size, chosen, workers), size)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    draft = kept.with_name(f".{uuid.uuid4().hex}.npz")
-    try:
-        sparse.save_npz(draft, counts, compressed=False)
-        os.replace(draft, kept)
-    finally:
-        draft.unlink(missing_ok=True)
-    return counts
+
+    def count(draft: Path) -> None:
+        if stride > 1:
+            logger.info(f"Pairs of tokens are counted in every {stride}th of {len(files)} parts of the corpus.")
+        chosen = dict(islice(files.items(), 0, None, stride))
+        with open(draft, "wb") as file:  # given a name, scipy would add its suffix
+            sparse.save_npz(file, _total(_file_counts(plan, size, chosen, most), size), compressed=False)
+
+    return sparse.load_npz(cache.kept(cache.place("hf_tiny_statistics", name), count))
 
 
 def text_counts(texts: Iterable[Sequence[int]], size: int):
@@ -87,12 +67,10 @@ def text_counts(texts: Iterable[Sequence[int]], size: int):
 # Counting
 
 
-def _file_counts(plan: Packing, size: int, files: dict[Path, list[int]], workers: int | None) -> Iterator:
+def _file_counts(plan: Packing, size: int, files: dict[Path, list[int]], most: int | None) -> Iterator:
     """The counts of each file of blocks, in order."""
-    processes = min(workers or os.cpu_count() or 1, len(files))
-    many = processes > 1
-    with ProcessPoolExecutor(processes, packing.fork_context()) if many else nullcontext() as pool:
-        counted = (pool.map if many else map)(partial(_one_file, plan, size), files.keys(), files.values())
+    with workers(most, len(files)) as each:
+        counted = each(partial(_one_file, plan, size), files.keys(), files.values())
         yield from tqdm(counted, "Counting pairs of tokens", len(files), unit=" files")
 
 
@@ -104,7 +82,7 @@ def _one_file(plan: Packing, size: int, file: Path, shards: list[int]):
 def _rows(plan: Packing, file: Path, shards: list[int]) -> Iterator[np.ndarray]:
     """Some blocks at a time, (blocks, length): from the cache or, where there is none, from the text."""
     count = max(1, TOKENS // plan.length)
-    if file.exists():
+    if cache.damage_of(file) is None:
         with pa.memory_map(str(file)) as source:
             for batch in pa.ipc.open_stream(source):
                 rows = batch.column("input_ids").flatten().to_numpy().reshape(-1, plan.length)

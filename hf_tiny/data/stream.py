@@ -25,7 +25,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hf_tiny.data.batches import Batch, Source, uniform
-from hf_tiny.data.packing import FLAWS, Packing, fork_context
+from hf_tiny.data.packing import FLAWS, Packing
+from hf_tiny.data.workers import fork_context
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)

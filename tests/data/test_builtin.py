@@ -115,6 +115,15 @@ def test_it_is_written_once_per_set_of_versions(packages, monkeypatch):
     assert len(list((packages / "cache" / "hf_tiny_builtin").iterdir())) == 2
 
 
+def test_a_damaged_one_is_said_and_written_again(packages, caplog):
+    train, _ = first = builtin.corpus_files()
+    content = Path(train[0]).read_bytes()
+    for spoil in (lambda path: path.write_bytes(content[:-20]), Path.unlink):
+        spoil(Path(train[0]))
+        assert builtin.corpus_files() == first and Path(train[0]).read_bytes() == content
+    assert caplog.text.count(f"{Path(train[0]).parent} is damaged (beta.jsonl: ") == 2
+
+
 def test_real_docstrings_become_prose(tmp_path, monkeypatch):
     monkeypatch.setattr(builtin, "PACKAGES", ("accelerate", "evaluate"))
     monkeypatch.setattr(builtin, "HELD_OUT", ("evaluate",))

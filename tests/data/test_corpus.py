@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -238,7 +239,7 @@ def test_parts_prepared_by_other_machines_are_the_whole(write, tokenizer, tmp_pa
     recipe = modules.load("recipes/prepare_corpus.py")
     recipe.main(recipe.Recipe(train_file=[str(tmp_path / "here")], **settings))
     whole = files_of(tmp_path / "one" / "hf_tiny_blocks")
-    assert len(whole) == 2 * 2 * 5 and sum(map(len, whole.values())) > 50_000
+    assert len(whole) == 2 * 4 * 5 and sum(map(len, whole.values())) > 50_000
 
     shutil.copytree(tmp_path / "here", tmp_path / "there")  # another machine: another folder, the same times
     for number, (part, folder) in enumerate([("3/4", "there"), ("1/4", "here"), ("4/4", "here"), ("2/4", "there")]):
@@ -291,6 +292,51 @@ def test_a_file_that_was_begun_is_made_again(write, tokenizer, monkeypatch, tmp_
     assert files_of(tmp_path / "cache").items() > made.items()
     expected = load_blocks(arguments(path, overwrite_cache=True), tokenizer)
     assert rows(blocks["train"]) == rows(expected["train"])
+
+
+def zeros(path: Path) -> None:
+    """In the middle, of the same size."""
+    content = path.read_bytes()
+    path.write_bytes(content[:2000] + bytes(1000) + content[3000:])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def other_counts(path: Path) -> None:
+    path = path.with_suffix(".json")
+    path.write_text(path.read_text().replace('"blocks": ', '"blocks": 9'))
+
+
+def half_counts(path: Path) -> None:
+    path.with_suffix(".json").write_text("{")
+
+
+def no_checksum(path: Path) -> None:
+    path.with_name(f"{path.name}.sha256").unlink()
+
+
+@pytest.mark.parametrize("spoil", [zeros, cut, other_counts, half_counts, no_checksum])
+def test_damaged_blocks_are_said_and_made_again(write, tokenizer, tmp_path, caplog, spoil):
+    """They were trained on without a word."""
+    path = write("a.txt", "\n".join(sentences(400)))
+    expected = rows(load_blocks(arguments(path), tokenizer)["train"])
+    whole = files_of(tmp_path / "cache")
+    (file,) = (tmp_path / "cache").rglob("train*.arrow")
+    spoil(file)
+    assert rows(load_blocks(arguments(path), tokenizer)["train"]) == expected
+    assert files_of(tmp_path / "cache") == whole
+    assert caplog.text.count("is damaged (") == 1 and str(file.with_suffix("")) in caplog.text
+
+
+def test_the_order_of_held_out_blocks_is_in_no_file(write, tokenizer, tmp_path):
+    path = write("a.txt", "\n".join(sentences(400)))
+    given = arguments(path)
+    sizes = {"per_device_train_batch_size": 2, "max_eval_samples": 4}
+    Corpus(given).batches(SimpleNamespace(**vars(given), **sizes), tokenizer, dict)
+    assert {file.suffix for file in (tmp_path / "cache").rglob("*") if file.is_file()} == {".arrow", ".json", ".sha256"}
+    assert not list((tmp_path / "cache").rglob("cache-*"))
 
 
 def test_special_tokens_in_the_text_are_text(write, tokenizer):

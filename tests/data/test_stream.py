@@ -263,8 +263,7 @@ LAUNCHED = """
 import sys
 sys.path.insert(0, {tests!r})
 import datasets
-from hf_tiny import tokenizer
-datasets.config.HF_DATASETS_CACHE = tokenizer.HF_DATASETS_CACHE = {cache!r}
+datasets.config.HF_DATASETS_CACHE = {cache!r}
 from fixtures.streamed import run_streamed
 run_streamed(*sys.argv[1:])
 """

@@ -18,20 +18,18 @@ import platform
 import random
 import re
 import sysconfig
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import datasets
 from tqdm.auto import tqdm
 
-from hf_tiny.data import sources
+from hf_tiny.data import cache, sources
 from hf_tiny.data.encoding import Decoding
+from hf_tiny.data.workers import workers
 
 FORMAT_VERSION = 4  # Raise it when the cleaning changes.
 HELD_OUT = ("numpy", "huggingface_hub", "asyncio", "email", "unittest")
@@ -71,28 +69,22 @@ def corpus_files() -> tuple[list[str], list[str]]:
 
 def _written(key: str, make: Callable[[], dict[str, list[dict]]]) -> Path:
     """The folder of this key in the cache. When it is missing, `make()` gives the rows of each of its .jsonl files."""
-    root = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_builtin"
-    folder = root / hashlib.sha256(key.encode()).hexdigest()[:16]
-    if not folder.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as unfinished:
-            files = Path(unfinished) / "files"
-            files.mkdir()
-            for name, rows in make().items():
-                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                (files / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-            with suppress(OSError):  # Another run may have been faster.
-                os.replace(files, folder)
-    return folder
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        for name, rows in make().items():
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+    return cache.kept(cache.place("hf_tiny_builtin", hashlib.sha256(key.encode()).hexdigest()[:16]), write)
 
 
 def _corpus(packages: list[str]) -> dict[str, list[dict]]:
     """Repeated paragraphs are left out. Training text comes first, so that none of it comes again in held-out text."""
     modules = sorted(_modules(packages), key=lambda module: module[0] in HELD_OUT)
     seen, rows = set(), {}
-    # A syntax tree is a million small objects: without the garbage collector it is built in half the time.
-    with ProcessPoolExecutor(initializer=gc.disable) as pool:
-        documents = pool.map(_documents, [path for *_, path in modules], chunksize=8)
+    with workers(None, len(modules), chunk=8) as each:
+        documents = each(_documents, [path for *_, path in modules])
         documents = tqdm(documents, "Reading docstrings", len(modules), unit=" modules")
         found = ((package, name, texts) for (package, name, _), texts in zip(modules, documents, strict=True))
         manual = ((STANDARD_LIBRARY, f"pydoc_data.topics.{topic}", [_keyed(text)]) for topic, text in topics.items())
@@ -122,10 +114,13 @@ def _documents(path: Path) -> list[dict[str, str]]:
     """The paragraphs of each docstring of a module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
+        gc.disable()  # A syntax tree is a million small objects: without the collector it is built in half the time.
         try:
             nodes = [ast.parse(path.read_bytes())]
         except (SyntaxError, ValueError):
             return []  # A template, or source for another version of Python.
+        finally:
+            gc.enable()
     for node in nodes:
         nodes += [child for child in node.body if isinstance(child, DOCUMENTED)]
     return [_keyed(text) for node in nodes if (text := ast.get_docstring(node))]

@@ -1,0 +1,92 @@
+"""Processes that prepare data beside this one, and end with it however it ends."""
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+
+from hf_tiny.errors import InputError, Stopped
+
+logger = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+
+
+def fork_context():
+    """For processes that share what is in memory. Each tokenizes in one thread, since threads do not survive a fork."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return multiprocessing.get_context("fork")
+
+
+@contextmanager
+def workers(most: int | None, tasks: int, chunk: int = 1) -> Iterator[Callable]:
+    """`map` in as many processes as there are tasks, at most so many, or as cores; with one, in this process.
+
+    chunk: number of tasks that a process is given at once.
+    SIGTERM stops the work, and removes what is half written, as Ctrl-C does.
+    """
+    count = min(most or os.cpu_count() or 1, tasks)
+    with _stoppable():
+        if count <= 1:
+            yield map
+            return
+        others = set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(count, fork_context(), _end_with_parent, (os.getpid(),))
+        try:
+            yield lambda task, *given: pool.map(partial(_run, task), *given, chunksize=chunk)
+        except BaseException as error:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise InputError(
+                    "A process that prepares the data has ended. Was it killed for lack of memory? Use fewer with "
+                    "--preprocessing_num_workers."
+                ) from error
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent(parent: int) -> None:
+    """In a worker: the end of the parent is SIGTERM. Ctrl-C is the parent's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(1)
+
+
+def _run(task: Callable, *given):
+    """In a worker: SIGTERM ends the task, which then removes what it has half written, and the worker with it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        return task(*given)
+    except SystemExit as ended:
+        os._exit(ended.code)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    def stop(number, frame):
+        logger.warning("Stopped while the data was being prepared. What is finished stays in the cache.")
+        raise Stopped(number)
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
