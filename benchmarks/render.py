@@ -42,9 +42,10 @@ COLUMNS = {
     "finetune": {
         "dataset": "what",
         "metric": "figures.figure",
-        "from scratch": "figures.scratch",
+        "baseline": "figures.baseline",
+        "from scratch, random": "figures.scratch",
+        "from statistics": "figures.statistics",
         "pretrained": "figures.pretrained",
-        "gain (points)": "figures.gain",
         "minutes per run": "figures.minutes",
     },
     "streaming": {

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import ClassVar
 
 import numpy as np
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 # With these the changes to the configuration go into it; other loaders get them beside the encoder's configuration.
 HEADS = (AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification)
+TEXTS = 10_000  # counted at once
 NEED_PRETRAINED = {"trainable_layers": -1, "reinit_layers": 0, "lora_rank": 0, "measure_forgetting": None}
 
 
@@ -266,8 +267,9 @@ def raw_corpus(recipe) -> Corpus | None:
 
 def text_statistics(recipe, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]):
     """How often tokens stand near each other in the texts, and in --raw_file."""
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    counts = statistics.text_counts((one.ids for one in encoded), len(tokenizer))
+    encode, rest = tokenizer.backend_tokenizer.encode_batch_fast, iter(texts)
+    groups = iter(lambda: encode(list(islice(rest, TEXTS)), add_special_tokens=False), [])
+    counts = statistics.text_counts(([one.ids for one in group] for group in groups), len(tokenizer))
     raw = raw_corpus(recipe)
     return counts + raw.pair_counts(tokenizer) if raw else counts
 
@@ -290,8 +292,8 @@ def start_words(recipe, model: PreTrainedModel, counts: Callable) -> bool:
     found = on_main(vectors)
     if found is None:
         return False
-    tables = [table.weight for name, table in model.named_modules() if name.endswith("word_embeddings")]
-    set_words({id(weight): weight for weight in (table.weight, *tables)}.values(), found)
+    others = [module.weight for name, module in model.named_modules() if name.endswith("word_embeddings")]
+    set_words({id(weight): weight for weight in (table.weight, *others)}.values(), found)  # tied ones once
     logger.info(
         f"Word embeddings start from corpus statistics: {int(found.any(1).sum()):,} tokens in {found.shape[1]} dimensions."
     )

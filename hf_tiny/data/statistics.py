@@ -57,11 +57,11 @@ def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: 
     return sparse.load_npz(cache.kept(cache.place("hf_tiny_statistics", name), count))
 
 
-def text_counts(texts: Iterable[Sequence[int]], size: int):
-    """The same of texts, each by itself."""
+def text_counts(groups: Iterable[Sequence[Sequence[int]]], size: int):
+    """The same of texts, each by itself, a group of them at a time."""
     apart = [NO_TOKEN] * len(WEIGHTS)
-    ids = np.fromiter(chain.from_iterable((*text, *apart) for text in texts), dtype=np.int32)
-    return _total([_near(ids[None], size)], size)
+    rows = (np.fromiter(chain.from_iterable((*text, *apart) for text in texts), dtype=np.int32) for texts in groups)
+    return _total((_near(row[None], size) for row in rows), size)
 
 
 # Counting

@@ -53,7 +53,8 @@ def test_counts_are_those_of_a_count_by_hand(corpus, tokenizer):
 
 def test_texts_are_counted_each_by_itself():
     texts = [[1, 2, 3, 1], [3], [], [2, 2, 1, 4, 4, 4, 1, 0]]
-    assert entries(statistics.text_counts(texts, 5)) == by_hand(texts)
+    assert entries(statistics.text_counts([texts], 5)) == by_hand(texts)
+    assert entries(statistics.text_counts([texts[:1], texts[1:]], 5)) == by_hand(texts)
     assert statistics.text_counts([], 5).nnz == 0
 
 
@@ -107,7 +108,7 @@ def test_vectors_are_those_of_an_exact_decomposition():
     """Tokens 0 and 1 stand in the same places, 2 and 3 in others."""
     numbers = np.random.default_rng(0)
     texts = [[numbers.integers(2) + 2 * side, 4 + side, numbers.integers(2) + 2 * side] for side in (0, 1) * 200]
-    counts = statistics.text_counts([list(map(int, text)) for text in texts], 8)
+    counts = statistics.text_counts([[list(map(int, text)) for text in texts]], 8)
     vectors = statistics.token_vectors(counts, 4)
     assert vectors.shape == (8, 4) and vectors.dtype == np.float32
     assert not vectors[6:].any()  # they do not occur
