@@ -79,6 +79,7 @@ def test_trees_follow_the_side_that_the_treebank_prefers():
     found = link_baseline({"train": korean, "validation": korean}, "parse")
     assert found.name == "each word depends on the next one"
     assert found.figures["validation"]["uas"] == pytest.approx(2 / 3)  # 책을 and 읽었다; 나는 is attached to 책을
+    assert found.figures["validation"]["las"] == pytest.approx(2 / 3)  # as obj, of which one stands before its head
     subjects = [sentence("갔다 왔다", ["nsubj", "omitted"], [2, 0])]
     found = link_baseline({"train": subjects, "validation": subjects}, "subject").figures["validation"]
     assert found["subject_accuracy"] == 0.5 and found["omitted_accuracy"] == 1.0

@@ -299,8 +299,8 @@ def decode(sentence: Results, task: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def link_baseline(trees: dict[str, list[Sentence]], task: str) -> Baseline:
-    """Each word is attached to its neighbour on the side that the treebank prefers, by the most frequent relation; what has no
-    neighbour there is the root. Of subjects: all are omitted."""
+    """Each word is attached to its neighbour on the side that the treebank prefers, by the most frequent relation of such
+    links; what has no neighbour there is the root. Of subjects: all are omitted."""
     links = [
         (head - place, relation)
         for tree in trees["train"]
@@ -309,7 +309,7 @@ def link_baseline(trees: dict[str, list[Sentence]], task: str) -> Baseline:
     ]
     sides = Counter(offset for offset, _ in links if abs(offset) == 1)
     side = sides.most_common(1)[0][0] if sides else 1
-    usual = Counter(relation for _, relation in links).most_common(1)[0][0] if links else "root"
+    usual = Counter(relation for offset, relation in links if offset == side).most_common(1)[0][0] if sides else "root"
 
     def score(part: Sequence[Sentence]) -> dict[str, float]:
         found, gold = [], []
