@@ -130,7 +130,7 @@ def parse(
     return recipe
 
 
-def check(recipe: Arguments) -> None:
+def check(recipe: object) -> None:
     """Refuse a value that its flag does not allow."""
     rules = {name: field.metadata for name, field in _flags(type(recipe)).items()}
     settings = vars(recipe).get("given_settings", {})  # data can be read without a model
@@ -169,7 +169,7 @@ def _own_fields(owner: type) -> dict[str, dataclasses.Field]:
     return vars(owner).get("__dataclass_fields__", {})
 
 
-def _flags(recipe_class: type[Arguments]) -> dict[str, dataclasses.Field]:
+def _flags(recipe_class: type) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(recipe_class) if field.name != "given_settings"}
 
 

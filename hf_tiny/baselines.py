@@ -123,18 +123,18 @@ def fit_texts(texts: Sequence[Sequence[str]], labels: Sequence, *, regression: b
     from sklearn.pipeline import make_pipeline
     from sklearn.svm import LinearSVC
 
-    labels = np.asarray(labels)
-    alike = not regression and labels.ndim == 1 and min(Counter(labels.tolist()).values()) >= FOLDS
+    gold = np.asarray(labels)
+    alike = not regression and gold.ndim == 1 and min(Counter(gold.tolist()).values()) >= FOLDS
     folds = (StratifiedKFold if alike else KFold)(FOLDS, shuffle=True, random_state=0)
-    learner = Ridge() if regression else LinearSVC() if labels.ndim == 1 else OneVsRestClassifier(LinearSVC())
+    learner = Ridge() if regression else LinearSVC() if gold.ndim == 1 else OneVsRestClassifier(LinearSVC())
     learners = {view: make_pipeline(TextFeatures(view), learner) for view in VIEWS}
     scores = {
-        view: np.nan_to_num(cross_val_score(learner, texts, labels, cv=folds)).mean()
+        view: np.nan_to_num(cross_val_score(learner, texts, gold, cv=folds)).mean()
         for view, learner in learners.items()
         if len(texts) >= 2 * FOLDS
     }
     view = max(scores, key=lambda view: scores[view], default="characters")
-    learned = learners[view].fit(texts, labels)
+    learned = learners[view].fit(texts, gold)
     return f"TF-IDF of {view} + {'ridge regression' if regression else 'linear SVM'}", learned.predict
 
 

@@ -78,6 +78,8 @@ class Batches(Source):
     `collate(rows, first)` turns rows (a dict of arrays) into tensors; `first` is the place of its first sample.
     """
 
+    batch_size: int
+
     def __init__(
         self, data: Dataset, collate: Callable[[dict, int], Batch], batch_size: int, seed: int, shuffle: bool = True
     ):
@@ -94,8 +96,8 @@ class Batches(Source):
     def __getitem__(self, index: int) -> Batch:
         first = index * self.batch_size
         size = len(self.data)
-        places = np.arange(first, first + self.batch_size if self.shuffle else min(first + self.batch_size, size))
-        rows = [self._row(epoch, place) for epoch, place in zip(places // size, places % size, strict=True)]
+        places = range(first, first + self.batch_size if self.shuffle else min(first + self.batch_size, size))
+        rows = [self._row(*divmod(place, size)) for place in places]
         return self.collate(self.data[rows], first)
 
     def _row(self, epoch: int, place: int) -> int:

@@ -30,7 +30,7 @@ def place(kind: str, key: str) -> Path:
     return Path(datasets.config.HF_DATASETS_CACHE) / kind / key
 
 
-def kept(target: Path, make: Callable[[Path], None]) -> Path:
+def kept(target: Path, make: Callable[[Path], object]) -> Path:
     """A file or folder of the cache. When it is missing or damaged, which is said, `make(draft)` writes it."""
     if damage := damage_of(target):
         if target.exists():
@@ -39,7 +39,7 @@ def kept(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def write(target: Path, make: Callable[[Path], None]) -> None:
+def write(target: Path, make: Callable[[Path], object]) -> None:
     """Complete or absent: what `make(draft)` writes is on the disk, with its checksums, before it gets its name."""
     draft = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     with _writable(target.parent):

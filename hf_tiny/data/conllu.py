@@ -63,7 +63,7 @@ def read_treebank(
         if rows:
             place = f"{path}:{block[0][0]}"
             marked = (line.partition("=")[2].strip() for _, line in block if line.startswith("# sent_id"))
-            fields = {name: tuple(row[column] for row in rows) for name, column in (("words", FORM), ("upos", UPOS))}
+            fields: dict = {name: tuple(row[at] for row in rows) for name, at in (("words", FORM), ("upos", UPOS))}
             fields |= {"text": raw_text(rows)[0], **sentence(rows, f"{place}: in sentence {next(marked, place)}")}
             yield Sentence(**fields, place=place, kind=kind, lines=tuple(line for _, line in block))
 

@@ -224,11 +224,11 @@ def _split_shards(arguments: CorpusArguments) -> tuple[tuple[Shard, ...], tuple[
         train_files, validation_files = builtin.corpus_files()
         return cut(train_files), cut(validation_files)
     dataset = arguments.dataset_name, arguments.dataset_config_name
-    if arguments.streaming:
-        own = {split: tuple((part,) for part in parts) for split, parts in sources.hub_parts(*dataset).items()}
-    else:  # the Arrow files in which `datasets` keeps it
+    if not arguments.streaming:  # the Arrow files in which `datasets` keeps it
         splits = sources.load_hub(*dataset)
         own = {split: cut([file["filename"] for file in data.cache_files]) for split, data in splits.items()}
+    else:
+        own = {split: tuple((part,) for part in parts) for split, parts in sources.hub_parts(*dataset).items()}
     return own["train"], validation_shards or own.get("validation", ())
 
 

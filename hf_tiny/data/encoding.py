@@ -6,7 +6,7 @@ import io
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 from hf_tiny.arguments import flag
 from hf_tiny.errors import InputError
@@ -34,7 +34,7 @@ def is_gzip(path: str) -> bool:
     return path.lower().endswith(".gz")
 
 
-def open_bytes(path: str) -> BinaryIO:
+def open_bytes(path: str) -> io.BufferedIOBase:
     return (gzip.open if is_gzip(path) else open)(path, "rb")
 
 
@@ -55,7 +55,7 @@ class Decoding:
                 "cp932 (Japanese), gb18030 (Chinese), cp1252 and latin-1."
             ) from None
 
-    def encoding_of(self, file: BinaryIO) -> str:
+    def encoding_of(self, file: io.BufferedIOBase) -> str:
         """That of the mark which the file begins with, else the one that was given."""
         head = file.read(4)
         file.seek(0)
@@ -102,7 +102,7 @@ class EncodingArguments:
 class Recoded(io.RawIOBase):
     """The bytes of a text file of another encoding, as UTF-8."""
 
-    def __init__(self, file: BinaryIO, path: str, encoding: str, decoding: Decoding):
+    def __init__(self, file: io.BufferedIOBase, path: str, encoding: str, decoding: Decoding):
         self.file, self.path, self.encoding, self.decoding = file, path, encoding, decoding
         self.decoder = codecs.getincrementaldecoder(encoding)()
         self.ready, self.offset, self.lines = b"", 0, 0

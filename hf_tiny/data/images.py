@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FILES = (*IMAGES, ".parquet")
-HELD_OUT, DIGITS_HELD_OUT = 10.0, 25.0  # per cent
+DIGITS_HELD_OUT = 25.0  # per cent
 IN_MEMORY = 2**30  # bytes of decoded images
 MEASURED = 2**24  # bytes, for the mean and the deviation
 CHUNK = 64  # number of images that a thread decodes at once
@@ -83,10 +83,9 @@ def read_images(arguments: ImageArguments, labelled: bool) -> dict[str, list[Lab
     splits = {"train": _digits()} if arguments.is_builtin else {}
     if arguments.dataset_name:
         with PartialState().local_main_process_first():  # the first process fills the cache for the others
-            splits = _hub_images(arguments, labelled)
-    if arguments.validation_split_percentage is None:
-        percentage = DIGITS_HELD_OUT if arguments.is_builtin else HELD_OUT
-        arguments = replace(arguments, validation_split_percentage=percentage)
+            splits = _hub_images(arguments.dataset_name, arguments, labelled)
+    if arguments.is_builtin and arguments.validation_split_percentage is None:
+        arguments = replace(arguments, validation_split_percentage=DIGITS_HELD_OUT)
     for split, patterns in arguments.patterns.items():
         splits[split] = list(_file_images(patterns, f"--{split}_file", arguments, labelled))
     if labelled and len(classes := {image.label for image in splits["train"]}) == 1:
@@ -122,8 +121,8 @@ def _file_images(
             found = list(_class_files(root, option)) if labelled else [(path, "") for path in _inside(root)]
         else:  # a glob may also match folders, each of a class
             matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
-            found = [path for match in map(Path, matches) for path in (_inside(match) if match.is_dir() else [match])]
-            found = [(path, path.parent.name) for path in found]
+            paths = [path for match in map(Path, matches) for path in (_inside(match) if match.is_dir() else [match])]
+            found = [(path, path.parent.name) for path in paths]
         if not found:  # it says what is missing
             found = [(Path(path), "") for path in sources.expand([pattern], option, FILES)]
         for path, label in found:
@@ -206,24 +205,24 @@ def _table_images(path: str, arguments: ImageArguments, labelled: bool) -> Itera
         yield LabelledImage(partial(_from_bytes, raw), None if label is None else str(label), place)
 
 
-def _hub_images(arguments: ImageArguments, labelled: bool) -> dict[str, list[LabelledImage]]:
-    splits, name = {}, f"--dataset_name {arguments.dataset_name}"
-    for split, data in sources.load_hub(arguments.dataset_name, arguments.dataset_config_name).items():
+def _hub_images(dataset: str, arguments: ImageArguments, labelled: bool) -> dict[str, list[LabelledImage]]:
+    splits, name = {}, f"--dataset_name {dataset}"
+    for split, data in sources.load_hub(dataset, arguments.dataset_config_name).items():
         if split not in SPLITS:
             continue
         sources.cell(data.features, arguments.image_column, name, "--image_column")
-        labels = [None] * len(data)
+        labels: list[str | None] = [None] * len(data)
         if labelled:
             sources.cell(data.features, arguments.label_column, name, "--label_column")
             names = sources.class_names(data.features).get(arguments.label_column)
-            labels = data[arguments.label_column]
-            labels = [names[x] if x >= 0 else None for x in labels] if names else list(map(str, labels))
+            column = data[arguments.label_column]
+            labels = [names[x] if x >= 0 else None for x in column] if names else list(map(str, column))
             if None in labels:
                 logger.warning(f"{name}: some labels of its split {split} are hidden. The split is left out.")
                 continue
         data = data.cast_column(arguments.image_column, datasets.Image(decode=False))
         load = partial(_from_row, data.select_columns([arguments.image_column]))
-        place = f"{arguments.dataset_name}, {split}, row "
+        place = f"{dataset}, {split}, row "
         splits[split] = [LabelledImage(partial(load, n), label, f"{place}{n + 1}") for n, label in enumerate(labels)]
     return splits
 
@@ -323,9 +322,10 @@ class ImageData:
             logger.warning(
                 f"{int((~good).sum()):,} of {len(good):,} images cannot be read and are left out, such as {first}"
             )
-            images, array = [images[row] for row in np.flatnonzero(good)], array[good] if fits else None
+            images = [images[row] for row in np.flatnonzero(good).tolist()]
+            array = None if array is None else array[good]
         self.images, self.array = images, array
-        numbers = {label: number for number, label in enumerate(labels or ())}
+        numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels or ())}
         self.labels = np.array([numbers.get(image.label, -100) for image in images])
         some = np.linspace(0, len(self) - 1, min(len(self), SAMPLED), dtype=int)
         digest = hashlib.sha256(self[some]["pixels"].tobytes() + self.labels.tobytes())
@@ -334,7 +334,7 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         rows = np.asarray(rows)
         if self.array is not None:
             pixels = self.array[rows]

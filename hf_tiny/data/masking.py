@@ -1,7 +1,7 @@
 """What is hidden from a model: tokens, spans of text, patches of images; all chance is a function of seed and place."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -198,7 +198,7 @@ def _parts(total: int, count: int, numbers: np.ndarray) -> np.ndarray:
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-def _replaced(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, marks: Sequence[int]) -> np.ndarray:
+def _replaced(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, marks: Iterable[int]) -> np.ndarray:
     """The text with a mark in place of each span."""
     pieces, done = [], 0
     for start, length, mark in zip(starts, lengths, marks, strict=True):

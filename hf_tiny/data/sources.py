@@ -19,7 +19,7 @@ from functools import lru_cache
 from glob import glob
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import datasets
 import pyarrow as pa
@@ -101,7 +101,7 @@ def kind(path: str | Path) -> str:
     return Path(str(path).lower().removesuffix(".gz")).suffix
 
 
-def open_text(path: str, decoding: Decoding) -> BinaryIO:
+def open_text(path: str, decoding: Decoding) -> io.BufferedIOBase:
     """The bytes of a text file; those of another encoding become UTF-8."""
     file = open_bytes(path)
     encoding = decoding.encoding_of(file)
@@ -243,7 +243,7 @@ def _json_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Row
     lines = _lines(part, decoding)
     if _is_list(part.path, decoding):
         values = _parsed("\n".join(line for _, line in lines), f"{part.path}:1", part.path, decoding)
-        found = ((f"{part.path}, row {number}", value) for number, value in enumerate(values, 1))
+        found: Rows = ((f"{part.path}, row {number}", value) for number, value in enumerate(values, 1))
     else:
         found = ((place, _parsed(line, place, part.path, decoding)) for place, line in lines if line.strip())
     for place, row in found:

@@ -17,6 +17,7 @@ from hf_tiny.errors import InputError
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
+HELD_OUT = 10.0  # per cent
 
 
 class Labelled(Protocol):
@@ -45,8 +46,8 @@ class SplitArguments:
     test_file: list[str] | None = flag(None, "The same to evaluate the finished model on.")
     dataset_name: str | None = flag(None, "A dataset on the Hub, or the folder of one.")
     dataset_config_name: str | None = flag(None, "The configuration of the dataset.")
-    validation_split_percentage: float = flag(
-        10.0, "How much is held out when there is no validation data.", above=0, below=100
+    validation_split_percentage: float | None = flag(
+        HELD_OUT, "How much is held out when there is no validation data.", above=0, below=100
     )
     max_train_samples: int | None = flag(None, "Train on this many examples, the same for every --seed.", low=1)
     max_eval_samples: int | None = flag(None, "Evaluate on this many examples, the same for every --seed.", low=1)
@@ -148,7 +149,7 @@ def finish(
     labels: what training needs at least one of each of, if an item has some.
     """
     if "validation" not in splits:
-        percentage = arguments.validation_split_percentage
+        percentage = arguments.validation_split_percentage or HELD_OUT
         train, held_out = _hold_out(splits["train"], percentage, labels, together)
         splits = {**splits, "train": train, "validation": held_out}
     splits = {split: splits[split] for split in SPLITS if split in splits}

@@ -132,10 +132,10 @@ class Lane:
     """
 
     def __init__(self, mixture: Mixture, number: int):
-        self.mixture, self.number = mixture, number
+        self.mixture, self.number, self.next = mixture, number, -1
         self.origin = [Position()] * len(mixture.packings)
         self.starts: dict[int, list[Position]] = {0: self.origin}
-        self.next, self.samples = -1, iter(())
+        self.samples: Iterator[dict] = iter(())
 
     def start(self, sample: int) -> int:
         """Where the window begins in which the sample is, as far as it is known."""
@@ -192,6 +192,8 @@ class StreamedBatches(Source):
     workers: processes in which this one's micro-batches are made, each its own lanes; it takes every `stride`-th.
     """
 
+    batch_size: int
+
     def __init__(
         self,
         mixture: Mixture,
@@ -205,12 +207,24 @@ class StreamedBatches(Source):
         self.fingerprint = f"{mixture.fingerprint}, {workers} workers, {collate}"
         self.load_state_dict({})
 
+    def load_state_dict(self, state: dict) -> None:
+        self.lanes = [Lane(self.mixture, number) for number in range(self.mixture.lanes)]
+        self.ready: tuple[int, Batch] = (-1, {})
+        self.workers: Workers | None = None
+        for number, (start, positions) in state.items():
+            self.lanes[int(number)].starts = {start: [Position(*position) for position in positions]}
+        if state:
+            logger.info(
+                "The stream goes on from the position of each lane, which is weaker than the seek of a prepared corpus: the "
+                "shards that were being read are read again up to their places, and must not have changed."
+            )
+
     def __getitem__(self, index: int) -> Batch:
         last = self.ready[0]
         if index != last:
             if self.worker_count and (self.workers is None or index != last + self.stride):
                 self.workers = Workers(self.make, self.worker_count, range(index, ENDLESS, self.stride))
-            rows, starts = self.workers.next() if self.worker_count else self.make(index)
+            rows, starts = self.workers.next() if self.workers else self.make(index)
             self.lanes[index % self.mixture.lanes].starts = starts
             rows = {name: column.numpy() for name, column in rows.items()}
             self.ready = index, self.collate(rows, index * self.batch_size)
@@ -249,18 +263,6 @@ class StreamedBatches(Source):
             if start in lane.starts:
                 saved[str(lane.number)] = [start, lane.starts[start]]
         return saved
-
-    def load_state_dict(self, state: dict) -> None:
-        self.lanes = [Lane(self.mixture, number) for number in range(self.mixture.lanes)]
-        self.ready: tuple[int, Batch] = (-1, {})
-        self.workers: Workers | None = None
-        for number, (start, positions) in state.items():
-            self.lanes[int(number)].starts = {start: [Position(*position) for position in positions]}
-        if state:
-            logger.info(
-                "The stream goes on from the position of each lane, which is weaker than the seek of a prepared corpus: the "
-                "shards that were being read are read again up to their places, and must not have changed."
-            )
 
 
 class Workers:
@@ -314,7 +316,8 @@ class MadeInTurn(IterableDataset):
         for number in (signal.SIGINT, signal.SIGTERM):  # the training process's to answer, and it may wait for a batch
             signal.signal(number, signal.SIG_IGN)
         # A worker ends with the training process, of which it has inherited the lock on --output_dir, and at once.
-        threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+        parent = multiprocessing.parent_process()
+        threading.Thread(target=lambda: (parent and wait([parent.sentinel]), os._exit(1)), daemon=True).start()
         try:
             yield from map(self.make, self.indices[worker.id :: worker.num_workers])
         except InputError as error:

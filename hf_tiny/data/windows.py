@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -23,7 +24,7 @@ from hf_tiny.models.words import WordTokenizer
 IGNORED = -100  # what the losses of torch and transformers skip
 FILLERS = {"token_type_ids": 0, "word_spans": 0, "owned": False, "word": -1}  # what pads an array; others: IGNORED
 
-Feature = dict[str, np.ndarray | int | float]
+Feature = dict[str, Any]  # arrays, a value for each token or word, and numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +186,7 @@ class CollateWindows:
         sizes = torch.tensor([len(feature["input_ids"]) for feature in features])
         columns = {name: self.column(name, [feature[name] for feature in features]) for name in features[0]}
         labels, weights = columns["labels"], columns.pop("weight", None)
-        items = len(labels) if labels.is_floating_point() else int(labels.ne(IGNORED).sum())
+        items: float = len(labels) if labels.is_floating_point() else int(labels.ne(IGNORED).sum())
         items = items if weights is None else float(weights.sum())
         return {
             **{name: column for name, column in columns.items() if name not in self.about},

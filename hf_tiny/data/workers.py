@@ -70,8 +70,8 @@ def _run(task: Callable, *given):
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return task(*given)
-    except SystemExit as ended:
-        os._exit(ended.code)
+    except SystemExit:
+        os._exit(128 + signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

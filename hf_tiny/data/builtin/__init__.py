@@ -51,7 +51,7 @@ CLASSES = {  # the package that a paragraph comes from, and names in its text th
 CLASS_SIZES = {"train": 400, "validation": 100}  # paragraphs of each class
 PARAGRAPH_LENGTHS = range(60, 500)  # characters
 HELD_OUT_MODULES = 0.2
-DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def corpus_files() -> tuple[list[str], list[str]]:
@@ -99,7 +99,8 @@ def _corpus(packages: list[str]) -> dict[str, list[dict]]:
 
 def _modules(packages: list[str]) -> Iterator[tuple[str, str, Path]]:
     """Package, module and source file. The standard library is one package, but for what is held out of it."""
-    roots = {name: importlib.util.find_spec(name).submodule_search_locations[0] for name in packages}
+    specs = filter(None, map(importlib.util.find_spec, packages))
+    roots = {spec.name: folder for spec in specs for folder in spec.submodule_search_locations or ()}
     for package, root in {STANDARD_LIBRARY: sysconfig.get_path("stdlib"), **roots}.items():
         for folder, subfolders, files in os.walk(root):
             subfolders[:] = sorted(set(subfolders) - SKIPPED)
@@ -116,13 +117,13 @@ def _documents(path: Path) -> list[dict[str, str]]:
         warnings.simplefilter("ignore", SyntaxWarning)
         gc.disable()  # A syntax tree is a million small objects: without the collector it is built in half the time.
         try:
-            nodes = [ast.parse(path.read_bytes())]
+            nodes: list[Documented] = [ast.parse(path.read_bytes())]
         except (SyntaxError, ValueError):
             return []  # A template, or source for another version of Python.
         finally:
             gc.enable()
     for node in nodes:
-        nodes += [child for child in node.body if isinstance(child, DOCUMENTED)]
+        nodes += [child for child in node.body if isinstance(child, Documented)]
     return [_keyed(text) for node in nodes if (text := ast.get_docstring(node))]
 
 
@@ -177,8 +178,8 @@ def _classified(files: list[str]) -> dict[str, list[dict]]:
         found = {"train": [], "validation": []}
         for _, row in sources.table_rows(file, Decoding()):
             texts = (" ".join(secret.sub("", text).split()) for text in row["text"].split("\n"))
-            examples = ({"text": text, "label": Path(file).stem} for text in texts if len(text) in PARAGRAPH_LENGTHS)
-            found[split_of(row["source"])] += examples
+            new = ({"text": text, "label": Path(file).stem} for text in texts if len(text) in PARAGRAPH_LENGTHS)
+            found[split_of(row["source"])] += new
         for split, examples in found.items():
             rows[split] += random.Random(0).sample(examples, min(CLASS_SIZES[split], len(examples)))
     for examples in rows.values():
