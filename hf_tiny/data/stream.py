@@ -294,7 +294,7 @@ class Workers:
     def next(self) -> tuple:
         try:
             made = next(self.made)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, EOFError) as error:  # the last where it was handing over a batch
             if not wait([process.sentinel for process in self.processes], timeout=1):
                 raise
             raise InputError(
