@@ -77,7 +77,7 @@ def run_rows(main: Callable, recipe: TrainConfig, rows: dict[str, Row], chosen: 
 
 
 def compare(folder: Path, rows: dict[str, Row], figures: dict[str, Figure]) -> dict[str, float]:
-    """Write table.md, table.json and table.png of the rows that are finished, ours and the paper's."""
+    """Write table/table.md, table.json and table.png of the rows that are finished, ours and the paper's."""
     found = {name: folder / name / "all_results.json" for name in rows}
     found = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     if BASE not in found:
@@ -102,6 +102,8 @@ def compare(folder: Path, rows: dict[str, Row], figures: dict[str, Figure]) -> d
     lines += ["| " + " | ".join((row["what"], *row["figures"].values())) + " |" for row in table]
     if PartialState().is_main_process:
         print("\n" + "\n".join(lines))
+        folder = folder / "table"  # beside the rows: a run refuses a folder with files that are not its own
+        folder.mkdir(exist_ok=True)
         (folder / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (folder / "table.json").write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         _draw(folder / "table.png", found, rows, figures)

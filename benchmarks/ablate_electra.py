@@ -61,7 +61,7 @@ class Recipe(pretrain_electra.Recipe):
     }
     DEFAULTS: ClassVar[dict] = {"save_steps": 0, "eval_steps": 0}
 
-    output_dir: str = flag("runs/ablation", "A folder for each row, and the table: table.md, table.png.")
+    output_dir: str = flag("runs/ablation", "A folder for each row, and one for the table.")
     rows: list[str] | None = flag(None, "Only these rows; those that are finished are not run again.")
     classify: list[str] | None = flag(None, "YAML files of flags of finetune_classifier.py: sets to be judged by.")
     tag: list[str] | None = flag(None, "The same of finetune_tagger.py; with neither, two built-in sets.")

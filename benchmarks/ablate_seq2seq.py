@@ -39,7 +39,7 @@ class Recipe(finetune_seq2seq.Recipe):
 
     DEFAULTS: ClassVar[dict] = {"save_steps": 0, "average_checkpoints": 1}
 
-    output_dir: str = flag("runs/table_3", "A folder for each row, and the table: table.md, table.png.")
+    output_dir: str = flag("runs/table_3", "A folder for each row, and one for the table.")
     rows: list[str] | None = flag(None, "Only these rows; those that are finished are not run again.")
 
 

@@ -38,7 +38,7 @@ TURNS, TIMEOUT = 3, 300  # measured steps, and the seconds after which the proce
 
 def settle(config, model: nn.Module, batches: Source):
     """The configuration with an answer in the place of every "auto", the same for all processes; sets the threads."""
-    before = checkpoint.settings(Path(config.output_dir), config.resume_from_checkpoint)
+    before = on_main(lambda: checkpoint.settings(Path(config.output_dir), config.resume_from_checkpoint))
     if before.get("num_threads", 0) > len(os.sched_getaffinity(0)):
         logger.warning(
             f"The run had {before.pop('num_threads')} threads, and there are fewer cores: last digits may differ."
@@ -157,15 +157,19 @@ def timed_step(model: nn.Module, batch: Batch, bf16: bool = False) -> tuple[floa
 
 
 def some_rows(model: nn.Module, batch: Batch) -> tuple[Batch, float]:
-    """The first rows of a batch, as many as take MOST_FLOPS, and the floating-point operations of a step with all rows."""
+    """The first rows of a batch, as many as take MOST_FLOPS, and the floating-point operations of a step with all rows. A
+    batch whose rows are not one sample each is taken as it is."""
     tensors = {name: value for name, value in batch.items() if torch.is_tensor(value) and name != "num_items_in_batch"}
-    rows = len(next(iter(tensors.values())))
+    sizes = {len(value) for value in tensors.values()}
+    rows = sizes.pop()
     model.eval()  # some models count what they see in training
+    if sizes:
+        return tensors, 3.0 * count_flops(model, tensors)  # backward costs twice the forward pass
 
     def first(count: int) -> Batch:
-        return {name: value[:count] if len(value) == rows else value for name, value in tensors.items()}
+        return {name: value[:count] for name, value in tensors.items()}
 
-    flops = 3 * rows * count_flops(model, first(1))  # backward costs twice the forward pass
+    flops = 3.0 * rows * count_flops(model, first(1))
     return first(max(1, min(rows, int(rows * MOST_FLOPS / max(1.0, flops))))), flops
 
 

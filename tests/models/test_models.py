@@ -594,7 +594,10 @@ REMOTE_FILES = {
     HfTinyElectraConfig: {"electra.py", "heads.py", "layers.py"},
     HfTinyReformerConfig: {"reformer.py", "chunks.py", "heads.py", "layers.py"},
     HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "layers.py"},
-    HfTinyTokenLinkingConfig: {"linking.py", "electra.py", "reformer.py", "chunks.py", "heads.py", "layers.py"},
+    HfTinyTokenLinkingConfig: {
+        *("linking.py", "electra.py", "reformer.py", "chunks.py", "heads.py", "layers.py"),
+        *("parsing.py", "trees.py", "words.py"),  # its pipeline
+    },
     HfTinyViTConfig: {"vit.py", "heads.py", "layers.py"},
 }
 

@@ -21,7 +21,9 @@ CORPUS = SimpleNamespace(documents=lambda: NEW)
 
 def given(**changes) -> SimpleNamespace:
     """The flags of a run that goes on."""
-    return SimpleNamespace(**{**vars(ElectraArguments()), "tokenizer_name": None, "max_seq_length": 64, **changes})
+    return SimpleNamespace(
+        **{**vars(ElectraArguments()), "tokenizer_name": None, "max_seq_length": 64, "encoding": "utf-8", **changes}
+    )
 
 
 def save(folder: Path, tokenizer, sharing: str) -> Path:

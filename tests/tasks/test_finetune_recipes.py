@@ -291,7 +291,8 @@ def train_on(output_dir: Path, make, micro_batches: list[dict], accumulation: in
     settings = {"max_steps": 3, "gradient_accumulation_steps": accumulation, "save_steps": 0, "learning_rate": 1e-3}
     config = TrainConfig(output_dir=str(output_dir), **settings)
     nothing = tiny_run.without_curves
-    with mock.patch.object(report, "draw_curves", nothing), mock.patch.object(hub, "write_card", nothing):
+    summary, card = mock.patch.object(report, "print_summary", nothing), mock.patch.object(hub, "write_card", nothing)
+    with mock.patch.object(report, "draw_curves", nothing), card, summary:
         train(make(), Given(micro_batches, len(micro_batches[0]["labels"])), config)
     return output_dir
 
