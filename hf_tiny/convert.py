@@ -2,6 +2,7 @@
 
 python -m hf_tiny.convert runs/electra native  # makes native/discriminator and native/generator
 python -m hf_tiny.convert native runs/again  # and back
+python -m hf_tiny.convert electra_small runs/small  # from TensorFlow: electra_small.index ..., vocab.txt
 """
 
 import argparse
@@ -18,7 +19,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from . import checkpoint, models
+from . import checkpoint, from_tensorflow, models
 from .errors import InputError
 from .models.heads import head_dropout
 
@@ -291,6 +292,19 @@ def electra_to_native(model: models.HfTinyElectraForPreTraining) -> tuple[PreTra
     )
 
 
+def electra_from_tensorflow(folder: Path) -> models.HfTinyElectraForPreTraining:
+    """The joint model of google-research/electra, with sharing as it was."""
+    fields, state = from_tensorflow.read_electra(folder)
+    model, state = models.HfTinyElectraForPreTraining(models.HfTinyElectraConfig(**fields)), ELECTRA.from_native(state)
+    owner = "generator" if fields["sharing"] == "none" else "electra"
+    state["generator_lm_head.weight"] = state[f"{owner}.embeddings.word_embeddings.weight"]  # tied
+    for name, tensor in model.state_dict().items():
+        if state[name].shape != tensor.shape:
+            found, needed = tuple(state[name].shape), tuple(tensor.shape)
+            raise InputError(f"{folder}: {name} is {found}, where hf_tiny's ELECTRA has {needed}.")
+    return filled(model, state)
+
+
 def electra_head_from_native(model: PreTrainedModel) -> PreTrainedModel:
     """A native classifier of texts or of tokens, with its labels. It has no generator: of size 1, every encoder allows it."""
     ours = blank(counterpart(model), model.config, generator_size=1, classifier_pooling="cls")
@@ -498,8 +512,11 @@ def convert(source: str, target: Path, main_at_top: bool = False) -> None:
     """The model at `source`, with its tokenizer or image processor if it has one, in the other format at `target`."""
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty: choose another folder.")
-    pair = [Path(source, name) for name in PAIR]
-    if pair[0].is_dir():
+    pair, tokenizer = [Path(source, name) for name in PAIR], None
+    if from_tensorflow.found_in(Path(source)):
+        found = {"": electra_from_tensorflow(Path(source))}
+        tokenizer = from_tensorflow.read_tokenizer(Path(source), found[""].config.vocab_size)
+    elif pair[0].is_dir():
         discriminator = load_model(transformers.ElectraForPreTraining, pair[0])
         generator = load_model(transformers.ElectraForMaskedLM, pair[1])
         source, found = str(pair[0]), {"": electra_from_native(discriminator, generator)}
@@ -516,7 +533,7 @@ def convert(source: str, target: Path, main_at_top: bool = False) -> None:
         try:
             images = model.main_input_name == "pixel_values"
             loader = transformers.AutoImageProcessor if images else transformers.AutoTokenizer
-            load(loader, source).save_pretrained(place)
+            (tokenizer or load(loader, source)).save_pretrained(place)
         except InputError:
             print(f"{source} has no tokenizer or image processor: {place} has none either.", file=sys.stderr)
 

@@ -29,6 +29,7 @@ MIDDLE = {
         "machine",
         "train",
         "convert",
+        "from_tensorflow",
         "start",
     ),
     "hub",
