@@ -54,7 +54,7 @@ def main(recipe: Recipe) -> dict[str, float]:
         tokenizer,
         {split: tag_features(part, tokenizer, labels, recipe) for split, part in sentences.items()},
         CollateWindows(tokenizer.pad_token_id, ABOUT),
-        lambda split, batches: TagEvaluation(batches, sentences[split], labels, split, recipe.tag_field),
+        lambda split, batches: TagEvaluation(batches, sentences[split], labels, split, recipe.field),
         tag_card(recipe, sentences, labels),
         lambda: tag_baseline(sentences, labels),
     )

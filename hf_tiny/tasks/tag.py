@@ -44,7 +44,7 @@ OPEN_FIELDS = ("xpos", "feats", "morphemes")  # tags that are joined from parts:
 class TagArguments(WindowArguments):
     """Where words and their tags are."""
 
-    tag_field: str = flag("upos", "What of CoNLL-U is the tag.", choices=tuple(TAG_FIELDS))
+    tag_field: str | None = flag(None, "What of CoNLL-U is the tag; upos by default.", choices=tuple(TAG_FIELDS))
     text_column: str = flag("tokens", "The column of a table that holds the list of words.")
     label_column: str = flag("tags", "The column of a table that holds the list of tags.")
     character_tokens: bool | None = flag(
@@ -52,9 +52,14 @@ class TagArguments(WindowArguments):
     )
 
     @property
+    def field(self) -> str:
+        """What of CoNLL-U is the tag."""
+        return self.tag_field or "upos"
+
+    @property
     def open_ended(self) -> bool:
         """Whether held-out tags that the training data lacks are to be expected."""
-        return self.tag_field in OPEN_FIELDS
+        return self.field in OPEN_FIELDS
 
 
 # Rows to features
@@ -91,9 +96,9 @@ def _file_sentences(
     for path in sources.expand(patterns, option, (TREEBANK, *COLUMNS, *LISTS), any_suffix=True):
         kind = sources.kind(path)
         if kind == TREEBANK:
-            tagged = partial(_tagged, field=arguments.tag_field)
+            tagged = partial(_tagged, field=arguments.field)
             yield from conllu.read_treebank(path, decoding, tagged)
-        elif arguments.tag_field != "upos":
+        elif arguments.tag_field is not None:
             raise InputError(
                 f"--tag_field {arguments.tag_field}: this is for CoNLL-U, and {path} does not end in {TREEBANK}."
             )

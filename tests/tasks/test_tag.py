@@ -249,6 +249,7 @@ def test_an_entity_has_a_beginning(tags, expected):
         ("a.jsonl", '{"tokens": "a b", "tags": ["O"]}', {}, r"a.jsonl:1: 'tokens' is 'a b' and must be a list"),
         ("a.conll", SECOND_TREE, {}, r"a.conll:1: the words are the numbers 1, 2, ... as in a treebank"),
         ("a.conll", "EU O\n", {"tag_field": "xpos"}, r"--tag_field xpos: this is for CoNLL-U"),
+        ("a.conll", "EU O\n", {"tag_field": "upos"}, r"--tag_field upos: this is for CoNLL-U"),
         ("a.conll", "-DOCSTART- O\n\n", {}, r"a.conll: there are no sentences in it to train on"),
     ],
 )
