@@ -87,7 +87,10 @@ class EMA(Callback):
     def on_train_end(self, state: TrainState, model: nn.Module) -> dict[str, float]:
         for name, weight in self.weights.items():
             model.get_parameter(name).copy_(weight)
-        return {}
+        logger.info(
+            f"The finished model is a moving average of the weights (--ema {self.decay:g}): these are its scores."
+        )
+        return {"ema_decay": self.decay}
 
 
 class AverageCheckpoints(Callback):

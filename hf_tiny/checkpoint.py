@@ -190,9 +190,22 @@ def abandon_after(output_dir: Path, step: int) -> None:
             os.replace(path, aside)
     log, draft = output_dir / "metrics.jsonl", output_dir / ".draft-metrics.jsonl"
     if log.exists():
-        whole = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        draft.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
+        draft.write_text("".join(json.dumps(line) + "\n" for line in read_log(log) if line["step"] <= step))
         os.replace(draft, log)
+
+
+def read_log(path: Path) -> list[dict]:
+    """The lines of a metrics.jsonl. One that a kill has cut short, or that is damaged, is named and left out."""
+    lines = []
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            line["step"] + 0
+        except (ValueError, TypeError, LookupError):
+            logger.warning(f"{path}:{number} is not a line of figures: it is left out.")
+        else:
+            lines.append(line)
+    return lines
 
 
 def damage(checkpoint: Path) -> str | None:

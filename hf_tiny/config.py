@@ -20,7 +20,9 @@ class TrainConfig(hub.HubArguments, Arguments):
         42, "Seed of the weights, the data order, the masks and dropout.", low=0, high=HIGHEST_SEED, group="run"
     )
     seeds: int = flag(1, "Number of seeds to train with, each in a folder of its own.", above=0, group="run")
-    logging_steps: int = flag(50, "Steps between lines of metrics.jsonl.", above=0, group="run")
+    logging_steps: int | None = flag(
+        None, "Steps between lines of metrics.jsonl; by default 1 to 2% of the run, at most 50.", above=0, group="run"
+    )
     report_to: list[str] | None = flag(None, "Trackers: tensorboard, trackio, wandb.", group="run")
     num_threads: int | str | None = flag(
         None,

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from tqdm.auto import tqdm
 from transformers.utils import ModelOutput
 
 from .data.batches import Batch, Source, num_items, num_tokens
@@ -80,7 +82,10 @@ class Evaluation:
         most: the number of batches, if not all of them."""
         model.eval()
         divides, results, count = divides_by_count(model), [], min(len(self.batches), most or len(self.batches))
-        for first in range(0, count, accelerator.num_processes):
+        starts = range(0, count, accelerator.num_processes)
+        wait = 0.5 if sys.stderr.isatty() else 30  # seconds between updates of the bar; a log file gets few
+        hidden = most is not None or not accelerator.is_main_process
+        for first in tqdm(starts, "evaluate", leave=False, delay=wait, mininterval=wait, disable=hidden):
             index = (first + accelerator.process_index) % count
             batch = send_to_device(self.batches[index], accelerator.device)
             with accelerator.autocast():

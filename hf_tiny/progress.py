@@ -1,6 +1,5 @@
 """How far a run is: its best figure so far, where its time goes, and when it will end."""
 
-import logging
 import math
 import time
 from datetime import datetime, timedelta
@@ -9,12 +8,13 @@ from pathlib import Path
 import yaml
 
 from .callbacks import TrainState
-from .data.batches import Source
+from .data.batches import Prefetcher, Source
 from .errors import InputError
 from .optim import warmup_length
+from .processes import on_main
 
-logger = logging.getLogger(__name__)
-
+TIMED_STEPS = 8  # --max_minutes is worked out from so many steps,
+TIMED_SHARE = 1 / 60  # or more for this share of the time
 # Ends of names of figures that should fall: all others should rise.
 LOWER_IS_BETTER = ("loss", "nll", "ppl", "perplexity", "bits_per_byte", "mse", "mae")
 
@@ -78,20 +78,21 @@ class Forecast:
     def __init__(self, state: TrainState):
         self.began, self.since = state.step, 0.0
 
-    def look(self, state: TrainState) -> None:
+    def said(self, state: TrainState) -> str:
         taken = state.step - self.began
         if taken == self.FROM:
             self.since = state.seconds
         if taken != self.TO or state.step == state.max_steps:
-            return
+            return ""
         left = (state.max_steps - state.step) * (state.seconds - self.since) / (self.TO - self.FROM)
         end = datetime.now() + timedelta(seconds=min(left, 1e10))
-        logger.info(f"{state.max_steps:,} steps: about {duration(left)} more, until {end:%Y-%m-%d %H:%M}.")
+        text = f"{state.max_steps:,} steps: about {duration(left)} more, until {end:%Y-%m-%d %H:%M}."
         if left > 86_400:
-            logger.warning(
-                "That is more than a day. A smaller --size or fewer --max_steps take less; --max_minutes 60 trains for an "
+            text += (
+                " That is more than a day. A smaller --size or fewer --max_steps take less; --max_minutes 60 trains for an "
                 "hour, with a schedule of that length. A run that is stopped can be resumed, and its checkpoints can be used."
             )
+        return text
 
 
 def duration(seconds: float) -> str:
@@ -100,6 +101,36 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {name}"
     return f"{seconds:.0f} seconds"
+
+
+def time_steps(run, minutes: float) -> float:
+    """Seconds of a step of a run of so many minutes, by steps that are undone: the weights are copied before and put
+    back. The random numbers begin anew when the run starts or resumes."""
+    weights = {name: weight.detach().clone() for name, weight in run.bare_model.state_dict().items()}
+    scaler = run.accelerator.scaler and run.accelerator.scaler.state_dict()
+    times: list[float] = []
+    enough = TIMED_SHARE * 60 * minutes
+    run.model.train()
+    with Prefetcher(run.batches, run.accelerator, 0, run.config.gradient_accumulation_steps) as ahead:
+        while on_main(lambda: len(times) < TIMED_STEPS or times[-1] - times[0] < enough):
+            run.step(next(ahead))
+            times.append(time.perf_counter())
+    run.bare_model.load_state_dict(weights)
+    run.optimizer.state.clear()
+    if scaler:
+        run.accelerator.scaler.load_state_dict(scaler)
+    run.batches.load_state_dict({})  # a stream begins anew
+    run.sums, run.timers = {}, Timers()
+    return (times[-1] - times[1]) / (len(times) - 2)  # the first steps take longer
+
+
+def time_evaluation(run) -> float:
+    if run.evaluate is None:
+        return 0.0
+    run.evaluate.names(run.bare_model, run.accelerator)  # what is loaded late is loaded now
+    began = time.perf_counter()
+    run.evaluate.names(run.bare_model, run.accelerator)
+    return (time.perf_counter() - began) * len(run.evaluate.batches) / run.world
 
 
 def steps_within(seconds: float, step: float, evaluation: float, eval_steps: int) -> int:

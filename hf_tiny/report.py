@@ -1,6 +1,5 @@
 """What people look at when a run is over: images and tables. matplotlib and scikit-learn are loaded by what needs them."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
+from . import checkpoint
 from .progress import LOWER_IS_BETTER
 
 # Of these figures a curve is drawn.
@@ -25,23 +25,25 @@ def number(value: float) -> str:
 
 def draw_curves(output_dir: Path) -> None:
     """curves.png: a panel for each figure, training and held-out together."""
-    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = checkpoint.read_log(output_dir / "metrics.jsonl")
     names = [
         name
         for name in dict.fromkeys(key.removeprefix("eval_") for line in lines for key in line)
-        if name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second")
+        if name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second", "images_per_second")
     ]
     columns = 3
     rows = -(-len(names) // columns)
     figure = _figure(4 * columns, 2.6 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis, name in zip(axes.flat, names, strict=False):
-        for key, label in ((name, "training"), (f"eval_{name}", "held out")):
+        for key, label, colour in ((name, "training", "C0"), (f"eval_{name}", "held out", "C1")):
             points = [(line["step"], line[key]) for line in lines if key in line]
             if points:
-                axis.plot(*zip(*points, strict=True), marker="." if label == "held out" else None, label=label)
+                few = label == "held out" or len(points) < 30  # a single point has no line
+                axis.plot(*zip(*points, strict=True), marker="." if few else None, label=label, color=colour)
         axis.set_title(name.replace("_", " "))
         axis.set_xlabel("step")
+        axis.set_xlim(0, 1.03 * max(line["step"] for line in lines))
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(names) :]:
         axis.axis("off")
@@ -109,17 +111,24 @@ def recorded_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(used)
 
 
-def draw_images(path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] = ()) -> None:
-    """Rows of images under each other; of each row what it shows, and (count, height, width, channels) in 0 ... 1."""
+def draw_images(path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] = (), scale: str = "") -> None:
+    """Rows of images under each other; of each row what it shows, and (count, height, width, channels) in 0 ... 1.
+
+    scale: what the numbers of the last row are, which then has a colour bar.
+    """
     count = len(next(iter(rows.values())))
     figure = _figure(1.4 * count + 1, 1.5 * len(rows))
     axes = figure.subplots(len(rows), count, squeeze=False)
     for line, (name, images) in zip(axes, rows.items(), strict=True):
         for axis, image in zip(line, images, strict=True):
             grey = image.shape[-1] == 1
-            axis.imshow(image[..., 0] if grey else image.clip(0, 1), cmap="gray" if grey else None, vmin=0, vmax=1)
+            last = axis.imshow(
+                image[..., 0] if grey else image.clip(0, 1), cmap="gray" if grey else None, vmin=0, vmax=1
+            )
             axis.set(xticks=[], yticks=[])
         line[0].set_ylabel(name)
+    if scale:
+        figure.colorbar(last, ax=axes, label=scale, shrink=0.8)
     for axis, title in zip(axes[0], titles, strict=False):
         axis.set_title(title[:16], fontsize=8, family=fonts_for(title[:16]) or fonts_for(""), parse_math=False)
     figure.savefig(path)
@@ -181,8 +190,23 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     """A table of the figures, and what to do next: the model is used as its card says."""
     line = "=" * 72
     print(f"\n{line}")
-    for name, value in results.items():
-        print(f"  {name:34s} {value if isinstance(value, str) else number(value):>20}")
+    shown = [
+        name
+        for name in results
+        if not name.startswith(("baseline_", "train_", "num_", "model_")) and name[-6:] != "_share"
+    ]
+    for name in sorted(shown, key=lambda name: (not name.startswith(("eval_", "test_")), name.endswith("loss"))):
+        baseline = results.get(f"baseline_{name.removeprefix('eval_')}")
+        beside = "" if baseline is None else f"   baseline {number(baseline)}"
+        print(f"  {name:34s} {number(results[name]):>12}{beside}")
+    counted = {
+        "train_steps": "steps",
+        "train_tokens": "tokens",
+        "train_images": "images",
+        "num_parameters": "parameters",
+    }
+    costs = [f"{number(results[key])} {name}" for key, name in counted.items() if key in results]
+    print(f"  {results['train_runtime'] / 60:.1f} minutes, {', '.join(costs)}")
     if comparison := compare(results):
         print(f"{line}\n  {comparison}")
     print(f"{line}\n  curves:  {output_dir / 'curves.png'}\n  card:    {output_dir / 'README.md'}")

@@ -37,7 +37,17 @@ from .processes import (
     resume_command,
     start_processes,
 )
-from .progress import Forecast, Timers, best_metric, earlier_length, is_better, new_state, steps_within
+from .progress import (
+    Forecast,
+    Timers,
+    best_metric,
+    earlier_length,
+    is_better,
+    new_state,
+    steps_within,
+    time_evaluation,
+    time_steps,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +56,6 @@ logger = logging.getLogger(__name__)
 IDENTITY = ("per_device_train_batch_size", "seed", "bf16", "fp16")
 MODEL_FLAGS = ("model_name_or_path", "config_name", "tokenizer_name")
 NOT_IDENTITY = ("transformers_version", "auto_map", "architectures", "dtype")  # of the model's configuration
-
-
-TIMED_STEPS, TIMED_SHARE = (
-    8,
-    1 / 60,
-)  # --max_minutes is worked out from so many steps, or more for this share of the time
 
 
 # Starting
@@ -190,6 +194,7 @@ class Run:
         self.saved: Path | None = None  # the checkpoint of this very step, if there is one
         self.timers, self.stop = Timers(), StopSignal()
         self.sums: dict[str, Tensor] = {}
+        self.shown: dict[str, str] = {}  # in the bar, beside the loss
         self.pusher = hub.Pusher(self.output_dir, config) if self.main and config.push_to_hub else None
 
     @property
@@ -231,40 +236,13 @@ class Run:
             return
         steps = on_main(lambda: earlier_length(self.output_dir, config.resume_from_checkpoint))
         if steps is None:
-            costs = self.time_steps(TIMED_SHARE * 60 * config.max_minutes), self.time_evaluation()
+            costs = time_steps(self, config.max_minutes), time_evaluation(self)
             left = 60 * config.max_minutes - (time.perf_counter() - began)
             steps = on_main(lambda: steps_within(left, *costs, config.eval_steps))
             logger.info(f"--max_minutes {config.max_minutes:g}: {steps:,} steps of {costs[0]:.3g} s.")
         self.config = dataclasses.replace(config, max_steps=steps, max_minutes=None)
         self.state = new_state(self.config, self.batches, self.world)
         self.began = self.logged = dataclasses.replace(self.state)
-
-    def time_steps(self, enough: float) -> float:
-        """Seconds of a step, measured for `enough` seconds by steps that are undone: the weights are copied before and put
-        back. The random numbers begin anew when the run starts or resumes."""
-        weights = {name: weight.detach().clone() for name, weight in self.bare_model.state_dict().items()}
-        scaler = self.accelerator.scaler and self.accelerator.scaler.state_dict()
-        times: list[float] = []
-        self.model.train()
-        with Prefetcher(self.batches, self.accelerator, 0, self.config.gradient_accumulation_steps) as ahead:
-            while on_main(lambda: len(times) < TIMED_STEPS or times[-1] - times[0] < enough):
-                self.step(next(ahead))
-                times.append(time.perf_counter())
-        self.bare_model.load_state_dict(weights)
-        self.optimizer.state.clear()
-        if scaler:
-            self.accelerator.scaler.load_state_dict(scaler)
-        self.batches.load_state_dict({})  # a stream begins anew
-        self.sums, self.timers = {}, Timers()
-        return (times[-1] - times[1]) / (len(times) - 2)  # the first steps take longer
-
-    def time_evaluation(self) -> float:
-        if self.evaluate is None:
-            return 0.0
-        self.evaluate.names(self.bare_model, self.accelerator)  # what is loaded late is loaded now
-        began = time.perf_counter()
-        self.evaluate.names(self.bare_model, self.accelerator)
-        return (time.perf_counter() - began) * len(self.evaluate.batches) / self.world
 
     def resume(self) -> None:
         """Go on from the checkpoint that the flags mean, if they do."""
@@ -354,17 +332,22 @@ class Run:
         start = time.perf_counter() - state.seconds
         metrics: dict[str, float] = {}
         ahead = Prefetcher(self.batches, self.accelerator, state.step, config.gradient_accumulation_steps)
-        forecast = Forecast(state)
+        forecast, logging_steps = Forecast(state), config.logging_steps or max(1, min(50, state.max_steps // 64))
         with self.stop, bar, ahead:
             self.timers.lap("start")
             while state.step < state.max_steps and not self.stop.agreed:
+                before = self.sums.get("loss", 0)
                 outputs, batch, norm = self.step(next(ahead))
                 state.seconds = time.perf_counter() - start
+                bar.set_postfix(
+                    loss=f"{self.world * float(self.sums['loss'] - before):.3f}", **self.shown, refresh=False
+                )
                 bar.update()
-                forecast.look(state)
+                if self.main and (text := forecast.said(state)):
+                    bar.write(text, file=sys.stderr)
                 last = state.step == state.max_steps
-                if last or state.step % config.logging_steps == 0 or state.step == self.began.step + 1:
-                    self.log(bar, outputs, batch, norm)
+                if last or state.step % logging_steps == 0 or state.step == self.began.step + 1:
+                    self.log(outputs, batch, norm)
                 for callback in self.callbacks:
                     callback.on_step_end(state, self.bare_model)
                 self.timers.lap("loop")
@@ -436,7 +419,7 @@ class Run:
 
     # --- reporting
 
-    def log(self, bar: tqdm, outputs, batch: Batch, norm: float) -> None:
+    def log(self, outputs, batch: Batch, norm: float) -> None:
         """One line of metrics.jsonl: the means of the losses over the steps since the last one, and figures of this
         step's last micro-batch, if the task has some."""
         state, since = self.state, self.logged
@@ -449,11 +432,11 @@ class Run:
             **{name: float(value) / (state.step - since.step) for name, value in sums.items()},
             "learning_rate": max(group["lr"] for group in self.optimizer.param_groups),  # of those that learn now
             "grad_norm": norm,
-            "tokens_per_second": (state.tokens - since.tokens) / (state.seconds - since.seconds),
+            f"{self.batches.unit}_per_second": (state.tokens - since.tokens) / (state.seconds - since.seconds),
         }
         self.write(line)
-        rate, speed = f"{line['learning_rate']:.1e}", f"{line['tokens_per_second']:,.0f}"
-        bar.set_postfix({"loss": f"{line['loss']:.3f}", "lr": rate, "tokens/s": speed}, refresh=False)
+        speed = line[f"{self.batches.unit}_per_second"]
+        self.shown = {"lr": f"{line['learning_rate']:.1e}", f"{self.batches.unit}/s": f"{speed:,.0f}"}
 
     def write(self, line: dict[str, float]) -> None:
         state = self.state
@@ -585,8 +568,8 @@ class Run:
         return {
             "train_steps": state.step,
             "train_runtime": round(state.seconds, 2),
-            "train_tokens": state.tokens,
-            "train_tokens_per_second": round(state.tokens / seconds, 1),
+            f"train_{self.batches.unit}": state.tokens,
+            f"train_{self.batches.unit}_per_second": round(state.tokens / seconds, 1),
             "train_samples_per_second": round(samples / seconds, 2),
             "num_parameters": self.bare_model.num_parameters(),
             "num_processes": self.world,

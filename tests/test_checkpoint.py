@@ -171,3 +171,12 @@ def test_the_folder_of_a_run_is_no_checkpoint(tmp_path):
     newest = make(tmp_path / "books", 100)
     with pytest.raises(InputError, match=f"is the folder of a run. Give one of its checkpoints, such as {newest}"):
         checkpoint.find(tmp_path / "run", str(tmp_path / "books"))
+
+
+def test_damaged_lines_of_the_log_are_named_and_left_out(tmp_path, caplog):
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(b'{"step": 1, "loss": 0.1}\n\x00\xff garbage\n[3]\n{"step": "x"}\n{"step": 2}\n{"step": 3}\n{"st')
+    checkpoint.abandon_after(tmp_path, 2)
+    assert log.read_text() == '{"step": 1, "loss": 0.1}\n{"step": 2}\n'
+    assert [f"metrics.jsonl:{number} is not a line" in caplog.text for number in range(1, 8)] == [
+        False, True, True, True, False, False, True]  # fmt: skip

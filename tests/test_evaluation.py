@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers.utils import ModelOutput
 
+from hf_tiny import evaluation
 from hf_tiny.data.batches import BucketedBatches
 from hf_tiny.evaluation import Evaluation, array, call, divides_by_count, loss_and_items, mean_loss, perplexity
 from hf_tiny.metrics import Metric, macro_f1, majority, share
@@ -120,6 +121,17 @@ def test_a_metric_is_one_of_evaluate():
 
 
 def test_the_names_of_the_figures_are_known_from_one_batch():
-    evaluation, before = Remembering(batches(3)), torch.get_rng_state()
-    assert evaluation.names(Counting(), Accelerator(cpu=True)) == ["loss", "sum"]
-    assert len(evaluation.results["example"]) == 3 and torch.equal(torch.get_rng_state(), before)
+    judge, before = Remembering(batches(3)), torch.get_rng_state()
+    assert judge.names(Counting(), Accelerator(cpu=True)) == ["loss", "sum"]
+    assert len(judge.results["example"]) == 3 and torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_evaluation_has_a_bar_and_asking_for_names_has_none(monkeypatch):
+    bars = []
+    monkeypatch.setattr(
+        evaluation, "tqdm", lambda steps, name, disable, **_: bars.append((len(steps), disable)) or steps
+    )
+    judge = Remembering(batches(3))
+    judge(Counting(), Accelerator(cpu=True))
+    judge.names(Counting(), Accelerator(cpu=True))
+    assert bars == [(3, False), (1, True)]

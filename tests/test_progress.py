@@ -1,6 +1,5 @@
 """How far a run is: what --max_minutes becomes, and when it will end."""
 
-import logging
 import signal
 
 import pytest
@@ -71,13 +70,27 @@ def test_durations_are_said_as_people_do(seconds, said):
 
 
 @pytest.mark.parametrize(("steps", "said"), [(1000, "about 33 minutes more"), (1_000_000, "about 23 days more")])
-def test_a_run_says_when_it_will_end(caplog, steps, said):
+def test_a_run_says_when_it_will_end(steps, said):
     """The first steps of 100 seconds are not counted."""
     state = TrainState(step=5, max_steps=steps, seconds=300)
-    forecast = Forecast(state)
-    with caplog.at_level(logging.INFO):
-        for state.step in range(6, 30):
-            state.seconds += 100 if state.step <= 7 else 2
-            forecast.look(state)
-    assert caplog.text.count("until 20") == 1 and f"{steps:,} steps: {said}" in caplog.text
-    assert ("--max_minutes 60" in caplog.text) == (steps == 1_000_000)
+    forecast, texts = Forecast(state), []
+    for state.step in range(6, 30):
+        state.seconds += 100 if state.step <= 7 else 2
+        texts.append(forecast.said(state))
+    (text,) = filter(None, texts)
+    assert text.startswith(f"{steps:,} steps: {said}, until 20")
+    assert ("--max_minutes 60" in text) == (steps == 1_000_000)
+
+
+def test_short_runs_have_points(tmp_path):
+    train_here(tmp_path / "run", max_steps=6, logging_steps=None, save_steps=0)
+    assert tiny_run.logged_steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
+    train_here(tmp_path / "longer", max_steps=140, logging_steps=None, save_steps=0)
+    assert tiny_run.logged_steps(tmp_path / "longer") == [1, *range(2, 141, 2)]
+
+
+def test_the_bar_shows_the_loss_of_the_step(tmp_path, capsys):
+    train_here(tmp_path / "run", max_steps=4, save_steps=0, gradient_accumulation_steps=2)
+    last = tiny_run.metrics(tmp_path / "run")[-1]
+    err = capsys.readouterr().err
+    assert f"loss={last['loss']:.3f}" in err and "tokens/s=" in err

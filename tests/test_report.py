@@ -66,7 +66,7 @@ def test_letters_that_no_font_has_become_numbers(tmp_path, monkeypatch):
 def test_the_summary_has_the_code_of_the_card(tmp_path, capsys):
     code = 'from transformers import AutoModelForSeq2SeqLM\n\nmodel = AutoModelForSeq2SeqLM.from_pretrained("PATH_OR_ID")\n'
     (tmp_path / "README.md").write_text(f"# name\n\n```python\n{code}```\n\n```python\nother\n```\n")
-    report.print_summary(tmp_path, {"eval_loss": 1.5})
+    report.print_summary(tmp_path, {"eval_loss": 1.5, "train_runtime": 60.0})
     printed = capsys.readouterr().out.splitlines()
     place = printed.index("  use it:  from transformers import AutoModelForSeq2SeqLM")
     assert printed[place + 1].strip() == f'model = AutoModelForSeq2SeqLM.from_pretrained("{tmp_path}")'
@@ -93,3 +93,23 @@ def test_a_missing_package_is_named_with_its_extra():
     assert errors.require("json.decoder", "tag").__name__ == "json.decoder"
     with pytest.raises(InputError, match=r'^seqeval_ is not installed: pip install "hf_tiny\[tag\]"$'):
         errors.require("seqeval_.metrics", "tag")
+
+
+def test_the_summary_leads_with_the_score_and_hides_what_few_need(tmp_path, capsys):
+    (tmp_path / "README.md").write_text("card")
+    results = {"eval_loss": 0.5, "eval_accuracy": 0.9, "baseline_name": "a bag of words", "baseline_accuracy": 0.8}
+    results |= {"train_steps": 70, "train_runtime": 90.0, "train_images": 12_000, "train_images_per_second": 133.3}
+    results |= {"num_parameters": 1_000, "num_processes": 1, "model_flops_per_second": 1e9, "data_wait_share": 0.1}
+    report.print_summary(tmp_path, results)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["eval_accuracy", "0.9", "baseline", "0.8"]
+    assert lines[3].split() == ["eval_loss", "0.5"]
+    assert lines[4] == "  1.5 minutes, 70 steps, 12,000 images, 1,000 parameters"
+    assert not [line for line in lines if "flops" in line or "share" in line or "processes" in line]
+
+
+def test_a_heat_map_has_a_colour_bar(tmp_path):
+    rows = {"image": np.zeros((3, 4, 4, 1)), "attention": np.ones((3, 4, 4, 1))}
+    for name, scale in (("without", ""), ("with", "attention")):
+        report.draw_images(tmp_path / f"{name}.png", rows, scale=scale)
+    assert colours(tmp_path / "with.png") == 256 > colours(tmp_path / "without.png")  # all greys

@@ -43,6 +43,7 @@ class Source:
 
     batch_size: float
     fingerprint: str
+    unit = "tokens"  # what `num_tokens` counts
 
     def __len__(self) -> int:
         """Micro-batches per epoch."""

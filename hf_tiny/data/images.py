@@ -379,6 +379,8 @@ class ImageData:
 class ImageBatches(Batches):
     """`Batches` of images."""
 
+    unit = "images"
+
     def __init__(self, data: ImageData, collate: Callable, batch_size: int, seed: int, shuffle: bool = True):
         self.data, self.collate, self.batch_size, self.seed, self.shuffle = data, collate, batch_size, seed, shuffle
         self.fingerprint = f"{data.fingerprint}, {collate}"

@@ -266,7 +266,12 @@ class ImageEvaluation(TextEvaluation):
                 "image": self.batches.collate.restored(batch["pixel_values"]),
                 "attention": pooled_attention(self.model, batch["pixel_values"].to(self.model.device)),
             }
-            report.draw_images(folder / f"{self.split}_attention.png", shown, [found[row] for row in rows])
+            report.draw_images(
+                folder / f"{self.split}_attention.png",
+                shown,
+                [found[row] for row in rows],
+                "attention: share of the highest",
+            )
 
 
 @torch.no_grad()
