@@ -75,6 +75,9 @@ class TransferArguments(StartArguments):
 
     layer_decay: float = flag(1.0, "Each layer learns at this fraction of the rate of the one above.", above=0, high=1)
     head_lr_factor: float = flag(1.0, "The head learns at this multiple of the rate.", above=0)
+    words_lr_factor: float = flag(
+        1.0, "Word embeddings that start from statistics learn at this multiple of the rate.", low=0
+    )
     slow_start_steps: int = flag(0, "Number of steps in which only the head learns.", low=0)
     unfreeze_steps: int = flag(
         0, "After that, one more layer begins to learn every so many steps, from the last one down.", low=0
@@ -309,6 +312,7 @@ def set_words(tables: Iterable[torch.Tensor], vectors: np.ndarray) -> None:
     for table in tables:
         scale = table.norm(dim=1).mean() / rows.norm(dim=1).mean()
         table[known, : rows.shape[1]] = (rows * scale).to(table)
+        table._from_statistics = True
 
 
 def pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:
@@ -369,7 +373,7 @@ def prepare(model: PreTrainedModel, recipe) -> tuple[list[dict], list[Callback]]
         add_lora(model, recipe.lora_rank)
         callbacks.append(MergeLora())
     names = ("weight_decay", "layer_decay", "head_lr_factor", "slow_start_steps", "unfreeze_steps")
-    groups = layer_groups(model, **{name: vars(recipe)[name] for name in names})
+    groups = slow_words(layer_groups(model, **{name: vars(recipe)[name] for name in names}), recipe.words_lr_factor)
     if recipe.l2_sp and recipe.model_name_or_path and not recipe.lora_rank:
         # What was initialised again has nowhere to be pulled to.
         pulled = [g for g in groups if g["depth"] is not None and g["depth"] <= top - recipe.reinit_layers]
@@ -385,6 +389,16 @@ def prepare(model: PreTrainedModel, recipe) -> tuple[list[dict], list[Callback]]
         )
     logger.info(f"{moving:,} of {model.num_parameters():,} parameters are trained, all of them from step {latest} on.")
     return groups, callbacks
+
+
+def slow_words(groups: list[dict], factor: float) -> list[dict]:
+    """Word embeddings that start from statistics learn at this multiple of the rate of their group."""
+    slow = []
+    for group in groups if factor != 1 else ():
+        words = [parameter for parameter in group["params"] if vars(parameter).get("_from_statistics")]
+        group["params"] = [parameter for parameter in group["params"] if not vars(parameter).get("_from_statistics")]
+        slow.append({**group, "params": words, "factor": factor * group["factor"]})
+    return [group for group in (*groups, *slow) if group["params"]]
 
 
 def check_layers(model: PreTrainedModel, recipe: TransferArguments, top: int) -> None:

@@ -9,6 +9,7 @@ from hf_tiny.flags import begin
 begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import AutoModelForSequenceClassification
 
@@ -33,6 +34,13 @@ from hf_tiny.train import run
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ClassifyArguments, FinetuneConfig):
     """Fine-tune an encoder to give a text, or a pair of texts, labels or a number."""
+
+    # Few labels are soon known by heart.
+    DEFAULTS: ClassVar[dict] = {"num_train_epochs": 10.0, "words_lr_factor": 0.1}
+    MODEL_SIZES: ClassVar[dict[str, dict]] = {
+        **FinetuneConfig.MODEL_SIZES,
+        "tiny": {**FinetuneConfig.MODEL_SIZES["tiny"], "hidden_dropout_prob": 0.3},
+    }
 
     output_dir: str = flag("runs/classifier", "Where the run leaves everything.")
 

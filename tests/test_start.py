@@ -401,3 +401,17 @@ def test_statistics_are_for_models_from_scratch(flags):
     recipe = SimpleNamespace(**{"init": None, "raw_file": None, "model_name_or_path": "runs/mine", **flags})
     with pytest.raises(InputError, match=f"--{next(iter(flags))} is for a model from scratch"):
         start.check_init(recipe)
+
+
+def test_words_from_statistics_learn_more_slowly():
+    model, recipe = electra(), SimpleNamespace(init=None)
+    groups = optim.layer_groups(model, 0.01)
+    assert [len(group["params"]) for group in start.slow_words(groups, 0.1)] == [
+        len(group["params"]) for group in groups
+    ]
+    start.start_words(recipe, model, counted)
+    groups = optim.layer_groups(model, 0.01, layer_decay=0.5)
+    count, own = sum(len(group["params"]) for group in groups), next(g["factor"] for g in groups if g["depth"] == 0)
+    *others, slow = start.slow_words(groups, 0.1)
+    assert slow["params"] == [model.get_input_embeddings().weight] and slow["factor"] == pytest.approx(0.1 * own)
+    assert sum(len(group["params"]) for group in others) == count - 1
