@@ -275,7 +275,7 @@ def render(text: str) -> str:
 
 def documents() -> list[Path]:
     """The files that hold tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ MODERN_FIELDS |= {"mlp_dropout": "hidden_dropout_prob", "attention_dropout": "at
 # What our model must be for a native one to say the same, or the native one for ours.
 NATIVE_MODERN: dict[str, object] = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
 NATIVE_MODERN |= {"decoder_bias": True, "classifier_activation": "gelu", "tie_word_embeddings": True}
+NATIVE = "the native model of transformers"
 NATIVE_ELECTRA = {"position_embedding_type": "absolute", "norm_first": False}
 NATIVE_MARIAN = {"position_embedding_type": "sinusoidal", "norm_first": False, "layer_norm_eps": 1e-5}
 NATIVE_MARIAN |= {"tie_word_embeddings": True}
@@ -207,12 +208,15 @@ def blank(model_class: type[PreTrainedModel], config: PreTrainedConfig, **change
     return model_class(config_class(**settings | changes))
 
 
-def require(config: PreTrainedConfig, needed: dict, side: str = "the native model of transformers") -> None:
+def require(config: PreTrainedConfig, needed: dict, side: str = NATIVE) -> None:
     """Refuse what the other side cannot be; a tuple holds several values that will do."""
-    for name, value in needed.items():
-        found, fitting = getattr(config, name), value if isinstance(value, tuple) else (value,)
-        if found not in fitting:
-            raise InputError(f"{name} is {found!r}: {side} only has {fitting[0]!r}.")
+    allowed = {name: value if isinstance(value, tuple) else (value,) for name, value in needed.items()}
+    wrong = {name: values[0] for name, values in allowed.items() if getattr(config, name) not in values}
+    if wrong:
+        name, value = next(iter(wrong.items()))
+        flags = " ".join(f"--{name} {value}" for name, value in wrong.items())
+        advice = f" A model trained with {flags} can be converted." if side == NATIVE else ""
+        raise InputError(f"{name} is {getattr(config, name)!r}: {side} only has {value!r}.{advice}")
 
 
 def require_equal(name: str, one, other, sides: tuple[str, str]) -> None:

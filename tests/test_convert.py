@@ -207,6 +207,13 @@ def test_a_field_that_does_not_fit_is_named(make, field):
         convert.CONVERSIONS[type(model)](model)
 
 
+def test_the_flags_that_would_have_allowed_a_conversion_are_named():
+    advice = "A model trained with --position_embedding_type absolute --norm_first False can be converted."
+    model = electra(position_embedding_type="rotary", norm_first=True)
+    with pytest.raises(InputError, match=f"position_embedding_type is 'rotary': .* only has 'absolute'. {advice}"):
+        convert.CONVERSIONS[type(model)](model)
+
+
 # The command
 
 

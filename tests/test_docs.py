@@ -38,10 +38,11 @@ ORDER = (
     "docs/hub",
     "docs/scaling",
     "docs/api",
+    "docs/ko/quickstart",
 )  # of what they make
 PATIENCE = 300  # seconds: `hf-tiny` starts a launcher, which starts a process that imports everything
 WITHOUT_COMMANDS = ("docs/design", "docs/experiments", "docs/results")
-NOT_RUN = ("make", "pip", "source", "sbatch")  # what builds the environment, and SLURM
+NOT_RUN = ("make", "pip", "python3", "source", "sbatch")  # what builds the environment, and SLURM
 RUN_HERE = ("cpu_2proc.yaml",)  # of the launcher's files: the others need GPUs or several machines
 SHORT = {"max_steps": 2, "per_device_train_batch_size": 2, "max_eval_samples": 4, "vocab_size": 400, "num_beams": 1}
 TEXT = "모델은 문장을 읽고 다음 낱말을 배운다 the model reads each sentence and learns it"
