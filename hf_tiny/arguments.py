@@ -265,7 +265,12 @@ def _read(path: Path) -> dict:
     if not path.is_file():
         raise InputError(f"There is no recipe file {path}.")
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        text = path.read_text(encoding="utf-8")
+        if any(
+            isinstance(token, yaml.AliasToken) for token in yaml.scan(text)
+        ):  # a few lines of them can mean gigabytes
+            raise InputError(f"{path} refers to other values (`*name`): write each value out.")
+        settings = yaml.safe_load(text)  # JSON is YAML
     except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not readable as YAML or JSON: {error}") from error
     if not isinstance(settings, dict):

@@ -121,7 +121,7 @@ def complete_or_absent(target: Path, main: bool = True) -> Iterator[Path]:
 def _complete(draft: Path, target: Path) -> None:
     paths = sorted(draft.rglob("*"))
     manifest = {path.relative_to(draft).as_posix(): _digest(path) for path in paths if path.is_file()}
-    (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (draft / MANIFEST).write_text(json.dumps({**manifest, MANIFEST: _digest_of(manifest)}, indent=1))
     for path in [*paths, draft / MANIFEST, draft]:
         _sync(path)
     if target.exists():
@@ -214,15 +214,25 @@ def damage(checkpoint: Path) -> str | None:
         manifest = dict(json.loads((checkpoint / MANIFEST).read_text()))
     except (OSError, TypeError, ValueError) as error:
         return f"{MANIFEST} cannot be read ({error})"
+    own = manifest.pop(MANIFEST, None)  # older ones have none
+    if own is not None and own != _digest_of(manifest):
+        return f"{MANIFEST} differs from its checksum"
     if not manifest:
         return f"{MANIFEST} names no file"
     for name, digest in manifest.items():
         path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if _digest(path) != digest:
-            return f"{name} differs from its checksum"
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if _digest(path) != digest:
+                return f"{name} differs from its checksum"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     return None
+
+
+def _digest_of(manifest: dict) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def check_model(folder: Path) -> None:
@@ -340,6 +350,7 @@ def load_random_state(folder: Path, accelerator: Accelerator, seed: int) -> None
     rank, device = accelerator.process_index, accelerator.device
     path = folder / RANDOM_STATE.format(rank, accelerator.num_processes)
     if not path.exists():
+        logger.warning(f"{path} does not exist: dropout goes on with other random numbers than it would have.")
         torch.manual_seed(seed + rank)
         return
     states = torch.load(path, weights_only=True)

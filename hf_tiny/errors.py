@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs and CPUs, in torch's words
+MEMORY_ADVICE = (
+    "The memory is not enough. Use a lower --per_device_train_batch_size (with more --gradient_accumulation_steps the "
+    "training is the same), shorter texts, --gradient_checkpointing, or a smaller --size."
+)
 PEER_IS_GONE = "by peer"  # gloo's "Connection closed by peer" and "reset by peer"
 
 
@@ -38,7 +43,10 @@ def exit_codes() -> Iterator[None]:
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+            print(f"\nerror: {MEMORY_ADVICE}", file=sys.stderr, flush=True)
+            sys.exit(2)
         if PEER_IS_GONE not in str(error):
             raise
         sys.exit(1)  # the process that ended first has said why

@@ -18,7 +18,8 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from transformers.utils.logging import disable_progress_bar
 
 from .callbacks import Callback
-from .errors import InputError
+from .data.workers import signal_when_ended
+from .errors import InputError, Stopped
 from .flags import RECIPES
 
 LAUNCH = "--config_file recipes/accelerate/cpu_2proc.yaml"
@@ -27,7 +28,11 @@ PASSED_ON = 5.0  # seconds in which a launcher passes on a signal that SLURM, fo
 
 def start_processes() -> None:
     """Before anything else: the right number of processes, all cores. Reads the launcher's variables."""
+    parent = os.getppid()
     launched, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    # A launcher that is killed, as by `docker stop` or SLURM, tells its process nothing.
+    if {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & os.environ.keys() and not signal_when_ended(parent):
+        raise Stopped(signal.SIGTERM)
     # A long timeout: packing and pushing take their time.
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=1))
     if launched != state.num_processes:

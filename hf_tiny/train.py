@@ -484,6 +484,8 @@ class Run:
         plain = object.__new__(self.model_class)
         vars(plain).update(vars(self.bare_model))
         plain.save_pretrained(folder, state_dict=weights)
+        for path in folder.glob("*.safetensors"):  # safetensors lets nobody else read them, whatever the umask
+            path.chmod((folder / "config.json").stat().st_mode & 0o777)
         if self.processor is not None:
             self.processor.save_pretrained(folder)
 

@@ -124,6 +124,7 @@ def test_booleans_in_a_file(tmp_path, text):
         ([], "learning_rate: fast\n", ["learning_rate", "fast"]),
         ([], "- a\n- b\n", ["must map flags to values"]),
         ([], "a: [\n", ["not readable as YAML"]),
+        ([], "train_file: &a [x, y]\nweights: *a\n", ["refers to other values", "write each value out"]),
         (["--learning_rat", "1"], None, ["Unknown flag --learning_rat", "--learning_rate?", "--help"]),
         (["--learning_rat=1"], None, ["Unknown flag --learning_rat.", "--learning_rate?"]),
         (["--seed", "1", "stray"], None, ["stray", "Values follow their flag"]),

@@ -180,3 +180,25 @@ def test_damaged_lines_of_the_log_are_named_and_left_out(tmp_path, caplog):
     assert log.read_text() == '{"step": 1, "loss": 0.1}\n{"step": 2}\n'
     assert [f"metrics.jsonl:{number} is not a line" in caplog.text for number in range(1, 8)] == [
         False, True, True, True, False, False, True]  # fmt: skip
+
+
+def test_a_damaged_manifest_is_blamed_itself(tmp_path):
+    saved = make(tmp_path, 4)
+    text = (saved / checkpoint.MANIFEST).read_text()
+    place = text.index('"state.json"') + 25  # within its checksum
+    (saved / checkpoint.MANIFEST).write_text(text[:place] + ("0" if text[place] != "0" else "1") + text[place + 1 :])
+    assert checkpoint.damage(saved) == "manifest.json differs from its checksum"
+
+
+def test_latest_falls_back_on_a_file_that_cannot_be_read(tmp_path, monkeypatch, caplog):
+    first, second = make(tmp_path, 4), make(tmp_path, 8)
+    digest = checkpoint._digest
+
+    def refuse(path):
+        if path.parent == second:
+            raise PermissionError(13, "Permission denied")
+        return digest(path)
+
+    monkeypatch.setattr(checkpoint, "_digest", refuse)
+    assert checkpoint.find(tmp_path, "latest") == first
+    assert f"{second} is damaged: model.bin cannot be read (Permission denied)" in caplog.text

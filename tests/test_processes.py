@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from accelerate import PartialState
@@ -145,3 +146,28 @@ def test_the_command_that_goes_on_works_when_it_is_pasted(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mine/x.py", "--resume_from_checkpoint", "runs/x/checkpoint-4"])
     words = shlex.split(processes.resume_command())
     assert words[:2] == ["accelerate", "launch"] and words[-3:] == [sys.argv[-1], "--resume_from_checkpoint", "latest"]
+
+
+def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path):
+    """`accelerate launch` starts the script and waits: SIGTERM, of `docker stop` say, ends it without a word to the script."""
+    run, script = tmp_path / "run", tmp_path / "toy.py"
+    script.write_text(SCRIPT.format(tests=str(ROOT / "tests")))
+    flags = tiny_run.flags(output_dir=run, max_steps=500, pause=0.1, save_steps=0)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", str(script), *flags]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    while not tiny_run.logged_steps(run) and time.monotonic() < end:
+        time.sleep(0.05)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(30) != 0
+    while not checkpoint.checkpoints(run) and time.monotonic() < end:
+        time.sleep(0.05)
+    (saved,) = checkpoint.checkpoints(run)
+    assert checkpoint.damage(saved) is None and checkpoint.step_of(saved) < 500
+
+
+def test_weights_can_be_read_by_those_who_can_read_the_rest(tmp_path):
+    tiny_run.train_here(tmp_path / "run", max_steps=1)
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-1"):
+        modes = {(folder / name).stat().st_mode for name in ("config.json", "model.safetensors")}
+        assert len(modes) == 1

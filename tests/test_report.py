@@ -113,3 +113,17 @@ def test_a_heat_map_has_a_colour_bar(tmp_path):
     for name, scale in (("without", ""), ("with", "attention")):
         report.draw_images(tmp_path / f"{name}.png", rows, scale=scale)
     assert colours(tmp_path / "with.png") == 256 > colours(tmp_path / "without.png")  # all greys
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_too_little_memory_is_answered_with_advice(error, capsys):
+    with pytest.raises(SystemExit) as end, errors.exit_codes():
+        raise error
+    assert end.value.code == 2 and "Use a lower --per_device_train_batch_size" in capsys.readouterr().err

@@ -59,10 +59,15 @@ def _end_with_parent(parent: int) -> None:
     """In a worker: the end of the parent is SIGTERM. Ctrl-C is the parent's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not signal_when_ended(parent):
+        os._exit(1)
+
+
+def signal_when_ended(parent: int) -> bool:
+    """Ask the kernel for SIGTERM when the parent of this process ends; False: it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before the call
-            os._exit(1)
+    return os.getppid() == parent
 
 
 def _run(task: Callable, *given):
