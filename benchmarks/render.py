@@ -48,6 +48,13 @@ COLUMNS = {
         "pretrained": "figures.pretrained",
         "minutes per run": "figures.minutes",
     },
+    "similarity": {
+        "model": "what",
+        "metric": "figures.figure",
+        "from scratch": "figures.scratch",
+        "pretrained for 3,000 steps": "figures.pretrained",
+        "minutes per run": "figures.minutes",
+    },
     "streaming": {
         "text": "what",
         "tokens per epoch": "figures.tokens",
