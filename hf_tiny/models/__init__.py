@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import transformers
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from . import electra, linking, reformer, seq2seq, vit
 from .electra import *  # noqa: F403
@@ -16,7 +16,7 @@ from .vit import *  # noqa: F403
 __all__ = ["AUTO_CLASSES", "SIZES", "model_classes"]
 __all__ += electra.__all__ + linking.__all__ + reformer.__all__ + seq2seq.__all__ + vit.__all__
 
-AUTO_CLASSES = {
+AUTO_CLASSES: dict[type[PreTrainedConfig], dict] = {
     electra.HfTinyElectraConfig: {
         AutoModel: electra.HfTinyElectraModel,
         transformers.AutoModelForPreTraining: electra.HfTinyElectraForPreTraining,
@@ -108,9 +108,9 @@ def register() -> None:
         config_class.registered_auto_map = {auto.__name__: f"{file}.{cls.__name__}" for auto, cls in names.items()}
         config_class.register_for_auto_class()
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-    for config_class, auto_class, model_class in model_classes():
-        model_class.register_for_auto_class(auto_class.__name__)
-        auto_class.register(config_class, model_class, exist_ok=True)
+        for auto_class, model_class in heads.items():
+            model_class.register_for_auto_class(auto_class.__name__)
+            auto_class.register(config_class, model_class, exist_ok=True)
     HfTinyGreyImageProcessor.register_for_auto_class()
     transformers.AutoImageProcessor.register(
         vit.HfTinyViTConfig, image_processor_classes={"pil": HfTinyGreyImageProcessor}, exist_ok=True

@@ -177,25 +177,25 @@ class ChunkedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, seen: Visibility, alone: bool, rate: float) -> Tensor:
         heads, width = (query.shape[0], query.shape[2]), seen.width
-        ctx.seen, ctx.rounds, y, total = seen, [], None, None
+        ctx.seen, ctx.rounds = seen, []
         for index, order in enumerate(seen.order):
             own, factor = seen.chunks(index), None
-            alone = None if not alone else UNSEEN if index else ALONE
+            itself = None if not alone else UNSEEN if index else ALONE
             if rate:
                 chunks, chunk = own.shape[2:]
                 factor = dropout_factor(query.new_empty(heads[0] * heads[1], chunks, chunk, width * chunk), rate)
             found = (windows(query, own), windows(key, order, width), windows(value, order, width))
-            new, new_total = attend(*found, seen.bias(index, alone, heads), factor)
+            new, new_total = attend(*found, seen.bias(index, itself, heads), factor)
             del found
             inverse = own.flatten(2).argsort(-1)[..., : query.shape[1]].expand(*heads, -1)
             new, new_total = (unsort(x.unflatten(0, heads), inverse).float() for x in (new, new_total[..., None]))
-            if index:  # one softmax over the keys of all rounds
+            if not index:
+                y, total = new, new_total
+            else:  # one softmax over the keys of all rounds
                 both = torch.logaddexp(total, new_total)
                 y.mul_((total - both).exp_()).addcmul_(new, (new_total - both).exp_())
                 total = both
-            else:
-                y, total = new, new_total
-            ctx.rounds.append((alone, factor, inverse))
+            ctx.rounds.append((itself, factor, inverse))
         y = y.to(value.dtype)
         ctx.save_for_backward(query, key, value, y, total)
         return y
@@ -204,15 +204,16 @@ class ChunkedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, y, total = ctx.saved_tensors
-        seen, width, grads = ctx.seen, ctx.seen.width, None
-        for index, (order, (alone, factor, inverse)) in enumerate(zip(seen.order, ctx.rounds, strict=True)):
+        seen, width, grads = ctx.seen, ctx.seen.width, []
+        for index, (order, (itself, factor, inverse)) in enumerate(zip(seen.order, ctx.rounds, strict=True)):
             heads, own = inverse.shape[:2], seen.chunks(index)
             found = (windows(query, own), windows(key, order, width), windows(value, order, width))
             whole = (windows(y, own), windows(total, own).squeeze(-1))
-            new = attend_backward(windows(grad, own), *found, seen.bias(index, alone, heads), factor, *whole)
-            del found, whole
-            own_grad, others = unsort(new[0].unflatten(0, heads), inverse), new[1:]
-            new = (own_grad, *(seen.put_back(part, index, inverse) for part in others))
+            bias = seen.bias(index, itself, heads)
+            own_grad, *others = attend_backward(windows(grad, own), *found, bias, factor, *whole)
+            del found, whole, bias
+            own_grad = unsort(own_grad.unflatten(0, heads), inverse)
+            new = [own_grad, *(seen.put_back(part, index, inverse) for part in others)]
             grads = [one.add_(other) for one, other in zip(grads, new, strict=True)] if index else new
         return *grads, None, None, None
 

@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al., 2020): a small generator proposes tokens, a discriminator finds the replaced ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +106,8 @@ class HfTinyElectraConfig(EncoderConfig):
     def sizes(self, scale: float) -> tuple[int, int, int]:
         """(hidden size, heads, feed-forward size) of an encoder that is `scale` times as wide."""
         sizes = (self.hidden_size, self.num_attention_heads, self.intermediate_size)
-        return tuple(max(1, round(size * scale)) for size in sizes)
+        hidden, heads, inner = (max(1, round(size * scale)) for size in sizes)
+        return hidden, heads, inner
 
 
 @dataclass
@@ -311,14 +312,14 @@ class JointStep:
     counts: Tensor
     places: Tensor
     mlm_labels: Tensor
-    mlm_states: Tensor | None = None
-    mlm_logits: Tensor | None = None
-    mlm_loss: Tensor | None = None
-    sampled: Tensor | None = None
-    replaced: Tensor | None = None
-    states: Tensor | None = None
-    logits: Tensor | None = None
-    rtd_loss: Tensor | None = None
+    mlm_states: Tensor = field(init=False)
+    mlm_logits: Tensor = field(init=False)
+    mlm_loss: Tensor = field(init=False)
+    sampled: Tensor = field(init=False)
+    replaced: Tensor = field(init=False)
+    states: Tensor = field(init=False)
+    logits: Tensor = field(init=False)
+    rtd_loss: Tensor = field(init=False)
 
 
 @dataclass(frozen=True)

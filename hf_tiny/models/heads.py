@@ -1,9 +1,11 @@
 """Task heads shared by the encoders: labels for a text, a label for each token, a link from each word to another."""
 
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput, TokenClassifierOutput
 from transformers.utils import ModelOutput, logging
@@ -12,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from .layers import Dropout, HfTinyConfig, binary_cross_entropy, cross_entropy, layer_norm, linear_cross_entropy
 
 logger = logging.get_logger(__name__)
-Count = Tensor | int | None  # num_items_in_batch
+Count: TypeAlias = Tensor | int | None  # num_items_in_batch
 COUNTED_ONCE = (
     "num_items_in_batch is one count of a step with several micro-batches, and this loss has two parts with counts of their "
     "own: gradients are off by a few percent. Trainer counts labels only: give it larger batches in the place of gradient "
@@ -114,7 +116,7 @@ def predict_tokens(
     return loss, nll, None if layer.training and plain else logits
 
 
-class EncoderHead:
+class EncoderHead(PreTrainedModel):
     """A model with a head on an encoder of texts, which fills the `output_class`.
 
     A subclass has `predict(x, attention_mask, labels, num_items_in_batch)`, which gives, of the encoder's states x (batch,

@@ -29,7 +29,6 @@ class HfTinyConfig(PreTrainedConfig):
 
     registered_auto_map = None  # filled when the family is registered; stays None where its files run as remote code
     choices = {}
-    modern = False
 
     def __post_init__(self, **kwargs):
         if self.registered_auto_map is not None:
@@ -38,6 +37,10 @@ class HfTinyConfig(PreTrainedConfig):
         for name, allowed in {**CHOICES, **self.choices}.items():
             if name in vars(self):
                 self.require(name, vars(self)[name] in allowed, f"choose one of {', '.join(allowed)}.")
+
+    @property
+    def modern(self) -> bool:
+        return False
 
     def require(self, name: str, fits: bool, advice: str) -> None:
         """Refuse the value of a field unless it fits."""

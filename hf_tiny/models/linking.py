@@ -65,7 +65,7 @@ class HfTinyTokenLinkingConfig(HfTinyConfig):
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """The part with the vocabulary: it is here that transformers notes the new size of resized embeddings."""
-        return self.encoder.get_text_config(decoder=decoder, encoder=encoder)
+        return self.encoder.get_text_config(decoder=decoder, encoder=encoder)  # type: ignore[union-attr]  # never None
 
 
 @dataclass
@@ -96,7 +96,7 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
     def __init__(self, config: HfTinyTokenLinkingConfig):
         super().__init__(config)
         self.encoder = without_pooler(AutoModel.from_config(config.encoder))
-        size, rate = config.encoder.hidden_size, config.linking_dropout
+        size, rate = self.encoder.config.hidden_size, config.linking_dropout
         self.head = LinkingHead(size, config.arc_size, config.label_size, config.num_labels, rate)
         self.post_init()
 
@@ -134,7 +134,7 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
                 word_spans = word_spans * attention_mask[:, :, None].to(word_spans.dtype)
         logits, words, places = self.head(x, word_spans)
         loss = None
-        if heads is not None:
+        if heads is not None and labels is not None:
             unknown = heads.eq(-100)  # (batch, words)
             chosen = places.take_along_dim(heads.masked_fill(unknown, 0)[:, :, None], dim=1)
             label_logits = self.head.labels_of(words, chosen)  # (batch, words, labels)

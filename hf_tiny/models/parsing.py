@@ -106,12 +106,12 @@ class DependencyParsingPipeline(Pipeline):
         arrays = {**feature, "attention_mask": np.ones(size, dtype=np.int64), "word_spans": spans}
         return {**{name: torch.from_numpy(array)[None] for name, array in arrays.items()}, "words": words}
 
-    def _forward(self, model_inputs: dict) -> dict[str, Tensor | list[str]]:
+    def _forward(self, model_inputs: dict) -> dict:
         words = model_inputs.pop("words")
         outputs = self.model(**model_inputs)
         return {"arcs": outputs.logits, "labels": outputs.label_logits, "words": words}
 
-    def postprocess(self, outputs: dict[str, Tensor | list[str]]) -> list[dict[str, str | int | float]]:
+    def postprocess(self, outputs: dict) -> list[dict[str, str | int | float]]:
         words = outputs["words"]
         count = len(words)
         if not words:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 logger = logging.get_logger(__name__)
+Bits = TypeVar("Bits", Tensor, int)
 LAYERS = ("lsh", "local")
 THETA = 10_000.0  # of rotary positions
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
@@ -108,7 +110,7 @@ class HfTinyReformerConfig(EncoderConfig):
         return self.attention_head_size or self.hidden_size // 2 // self.num_attention_heads
 
     @property
-    def bucket_factors(self) -> list[int] | None:
+    def bucket_factors(self) -> list[int] | tuple[int, ...] | None:
         return [self.num_buckets] if isinstance(self.num_buckets, int) else self.num_buckets
 
 
@@ -135,7 +137,7 @@ class SharedInputs:
     buckets: dict[int, Tensor] = field(default_factory=dict)
 
 
-def hashed(bits: Tensor | int) -> Tensor | int:
+def hashed(bits: Bits) -> Bits:
     """32 bits as others."""
     for factor in (0x7FEB352D, 0x46A7F1B5, 0x5BD1E995):
         bits = (bits ^ (bits >> 16)) * factor & 0xFFFFFFFF
@@ -247,7 +249,7 @@ class LSHAttention(ReformerAttention):
         order[..., :1, :] = order.gather(-2, last).masked_fill(chunks[..., None] == 1, ranks.shape[-1] - 1)
         first = (ranks // chunk - 1) * chunk
         wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
-        return Visibility(order, ranks, first, first + 2 * chunk - 1, wrap, causal=self.config.is_decoder)
+        return Visibility(order, ranks, first, first + 2 * chunk - 1, wrap, causal=bool(self.config.is_decoder))
 
     def buckets(self, x: Tensor, chunks: Tensor, shared: SharedInputs) -> Tensor:
         """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""

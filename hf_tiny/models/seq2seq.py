@@ -209,7 +209,7 @@ class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
     def __init__(self, config: HfTinySeq2SeqConfig):
         super().__init__(config)
         self.positions = Positions(config)
-        size, depth = config.hidden_size, config.decoder_layers
+        size, depth = config.hidden_size, config.decoder_layers or 0  # None has become a number
         self.layers = nn.ModuleList(DecoderBlock(config, *config.block_sizes, index) for index in range(depth))
         self.norm = layer_norm(config, size) if config.norm_first else nn.Identity()
         self.post_init()
@@ -278,14 +278,14 @@ class HfTinySeq2SeqModel(HfTinySeq2SeqPreTrainedModel):
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
             raise ValueError("Give labels, or exactly one of decoder_input_ids and decoder_inputs_embeds.")
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs)
-        elif isinstance(encoder_outputs, tuple):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs)
+        else:
+            encoded = BaseModelOutput(*encoder_outputs) if isinstance(encoder_outputs, tuple) else encoder_outputs
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         if decoder_inputs_embeds is None:
             decoder_inputs_embeds = self.encoder.word_embeddings(decoder_input_ids)
-        memory = (encoder_outputs.last_hidden_state, attention_mask)
+        memory = (encoded.last_hidden_state, attention_mask)
         inputs = (decoder_inputs_embeds, decoder_attention_mask, *memory, past_key_values)
         outputs = self.decoder(*inputs, return_dict=True, **kwargs)
         return Seq2SeqModelOutput(
@@ -294,9 +294,9 @@ class HfTinySeq2SeqModel(HfTinySeq2SeqPreTrainedModel):
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
 

@@ -148,7 +148,7 @@ class GridPositions(nn.Module):
     def __init__(self, config: HfTinyViTConfig, size: int):
         super().__init__()
         self.size = size
-        self.grid = height_and_width(config.position_grid)
+        self.grid = height_and_width(config.position_grid or config.grid_size(config.image_size))
         self.learned = config.position_embedding_type == "learned"
         if self.learned:
             self.table = nn.Embedding(self.grid[0] * self.grid[1], size)
@@ -214,7 +214,7 @@ class ViTBlock(EncoderBlock):
         self.attention_scale = nn.Identity() if value is None else LayerScale(size, value)
         self.feed_forward_scale = nn.Identity() if value is None else LayerScale(size, value)
 
-    def forward(self, x: Tensor, queries: slice | None = None, **kwargs) -> Tensor:
+    def forward(self, x: Tensor, queries: slice | None = None, **kwargs) -> Tensor:  # type: ignore[override]  # no masks
         """queries: of which tokens the output is needed; of all when None."""
         y, _ = self.attention(self.attention_norm(x), None, None, queries=queries, **kwargs)
         x = self.add(x if queries is None else x[:, queries], self.attention_scale(y))
