@@ -202,7 +202,7 @@ class LinkEvaluation(Evaluation):
     def __init__(self, batches: Source, sentences: Sequence[Sentence], labels: Sequence[str], split: str, task: str):
         super().__init__(batches)
         self.sentences, self.split, self.task = sentences, split, task
-        self.names = np.array(labels, dtype=object)
+        self.relations = np.array(labels, dtype=object)
         self.metric = Parsing() if task == "parse" else Subjects()
 
     def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
@@ -228,7 +228,7 @@ class LinkEvaluation(Evaluation):
         compared = {"predictions": heads[scored], "references": gold_heads[scored]}
         if self.task == "parse":
             relations = {"relations": found, "reference_relations": gold_found}
-            compared |= {name: self.names[ids[scored]].tolist() for name, ids in relations.items()}
+            compared |= {name: self.relations[ids[scored]].tolist() for name, ids in relations.items()}
         return {"loss": mean_loss(results), **self.metric.compute(**compared)}
 
     def report(self, folder: Path) -> None:
@@ -239,7 +239,7 @@ class LinkEvaluation(Evaluation):
             heads, numbers = decoded.get(example, (nothing, nothing))
             # Windows in which nothing is scored are not asked: some words at the end may have no answer.
             rest = [None] * (len(sentence.words) - len(heads))
-            rows.append(self.predicted(sentence, heads.tolist() + rest, self.names[numbers].tolist() + rest))
+            rows.append(self.predicted(sentence, heads.tolist() + rest, self.relations[numbers].tolist() + rest))
         predictions.write(rows, folder, f"{self.split}_predictions")
 
     def predicted(self, sentence: Sentence, heads: list, relations: list) -> tuple[str, str | dict]:

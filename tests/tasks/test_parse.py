@@ -313,6 +313,13 @@ WINDOWS = [
 ]
 
 
+def test_the_names_of_the_figures_are_known_before_training(monkeypatch):
+    """--metric_for_best_model and --max_minutes ask for them."""
+    figures = {"loss": 1.0, "las": 0.5}
+    monkeypatch.setattr(LinkEvaluation, "__call__", lambda judge, model, accelerator, most: figures)
+    assert LinkEvaluation(None, [], LABELS, "dev", "parse").names(None, None) == ["loss", "las"]
+
+
 @pytest.mark.parametrize("batches", groupings(4))
 def test_a_sentence_from_two_windows(batches):
     judge = LinkEvaluation(None, [], LABELS, "dev", "parse")
