@@ -114,7 +114,13 @@ class Recoded(io.RawIOBase):
         raw = b"more"
         while not self.ready and raw:
             raw = self.file.read(SAMPLE_BYTES)
-            self.ready = self._text(raw).encode()
+            try:
+                self.ready = self._text(raw).encode()
+            except UnicodeError as error:
+                raise InputError(
+                    f"{self.path}: {error}. Where a file has no byte order mark, its encoding says the order, such as "
+                    "--encoding utf-16-le."
+                ) from None
             self.offset += len(raw)
             self.lines += self.ready.count(b"\n")
         size = min(len(buffer), len(self.ready))

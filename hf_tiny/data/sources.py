@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from glob import glob
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ SAVED = {  # files of other programs, and how to make of them what is read here
 }
 DELIMITERS = ",;\t|"  # of .csv files: the first that the header has
 SMALL_BYTES = 1 << 26  # A file that is larger is not read as a whole for a message.
+LONGEST_LINE = 1 << 26  # bytes of a row, or of a line that must stay whole
 PIECE_BYTES = 1 << 16  # Longer lines of a text file may be read in pieces.
 
 
@@ -113,7 +114,7 @@ def readable(path: str) -> Iterator[None]:
     """Files that are missing, broken or not ours to read are the person's to mend."""
     try:
         yield
-    except (OSError, EOFError, zlib.error, pa.ArrowInvalid) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{path}: the file cannot be read: {error}") from error
 
 
@@ -151,7 +152,7 @@ def _byte_ranges(path: str, size: int, total: int, mark: bytes) -> Iterator[tupl
                 window = file.read(PIECE_BYTES)
                 more = window.find(mark) + len(mark) if mark in window else _last_break(window)
             else:
-                more = len(file.readline())  # a row of a table stays whole, however long it is
+                more = len(file.readline(LONGEST_LINE))  # a row of a table stays whole
             stop = min(start + size + more, total)
             yield start, stop, stop - start
             start = stop
@@ -180,7 +181,12 @@ def raw_lines(part: Part, decoding: Decoding, limit: int = sys.maxsize) -> Itera
 
 
 def _lines(part: Part, decoding: Decoding) -> Iterator[tuple[Place, str]]:
-    for place, raw in raw_lines(part, decoding):
+    end = Place(part, 0, 0), b""
+    for (place, raw), (after, _) in pairwise(chain(raw_lines(part, decoding, LONGEST_LINE), [end])):
+        if after.number == place.number:
+            raise InputError(
+                f"{place}: this line has more than {LONGEST_LINE:,} bytes. Is it text? Break it into lines."
+            )
         yield place, decoding.text(raw, place).rstrip("\r\n")
 
 
@@ -285,33 +291,45 @@ def _json_advice(path: str, decoding: Decoding) -> str:
 
 def _parquet_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     with open_bytes(part.path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-        wanted = _known(columns, file.schema_arrow)
+        wanted, classes = _described(part.path, file.schema_arrow, columns)
         groups = range(part.start, min(part.stop, file.num_row_groups))
         before = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
-        yield from _batch_rows(part, file.schema_arrow, file.iter_batches(1000, groups, wanted), wanted, before)
+        yield from _batch_rows(part, file.iter_batches(1000, groups, wanted), classes, before)
 
 
 def _arrow_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
     """As `datasets` writes it: Arrow's format for streams."""
     opened = open_bytes(part.path) if is_gzip(part.path) else pa.memory_map(part.path)
     with opened as file, pa.ipc.open_stream(file) as stream:
-        wanted = _known(columns, stream.schema)
+        wanted, classes = _described(part.path, stream.schema, columns)
         before = sum(batch.num_rows for batch in islice(stream, part.start))
         batches = (batch.select(wanted) for batch in islice(stream, part.stop - part.start))
-        yield from _batch_rows(part, stream.schema, batches, wanted, before)
+        yield from _batch_rows(part, batches, classes, before)
 
 
-def _known(columns: list[str] | None, schema: pa.Schema) -> list[str]:
-    """All of them when one that is asked for is missing: a message can then say which there are."""
-    return columns if columns and set(columns) <= set(schema.names) else schema.names
+def _described(path: str, schema: pa.Schema, columns: list[str] | None) -> tuple[list[str], dict[str, list[str]]]:
+    """The columns to read and the names of their classes. All columns when one that is asked for is missing: a message can
+    then say which there are."""
+    try:
+        wanted = columns if columns and set(columns) <= set(schema.names) else schema.names
+        classes = class_names(datasets.Features.from_arrow_schema(schema))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # it is read without a look at what it is
+        raise InputError(
+            f"{path}: the file cannot be read: the names or types of its columns are damaged: {error}"
+        ) from error
+    _refuse_twice(schema.names, path)
+    return wanted, {column: names for column, names in classes.items() if column in wanted}
 
 
-def _batch_rows(part: Part, schema: pa.Schema, batches: Iterator, columns: list[str], before: int) -> Rows:
-    _refuse_twice(schema.names, part.path)
-    names = class_names(datasets.Features.from_arrow_schema(schema))
-    names = {column: classes for column, classes in names.items() if column in columns}
-    for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), before + 1):
-        yield f"{part.path}, row {number}", named(row, names)
+def _batch_rows(part: Part, batches: Iterator, classes: dict[str, list[str]], before: int) -> Rows:
+    for number, row in enumerate((row for batch in batches for row in _checked(batch).to_pylist()), before + 1):
+        yield f"{part.path}, row {number}", named(row, classes)
+
+
+def _checked(batch: pa.RecordBatch, full: bool = True) -> pa.RecordBatch:
+    """What is damaged could be read as anything, or end the process."""
+    batch.validate(full=full)
+    return batch
 
 
 def _parquet_sizes(path: str) -> list[int]:
@@ -321,7 +339,7 @@ def _parquet_sizes(path: str) -> list[int]:
 
 def _arrow_sizes(path: str) -> list[int]:
     with pa.memory_map(path) as file, pa.ipc.open_stream(file) as stream:
-        return [batch.nbytes for batch in stream]
+        return [_checked(batch, full=False).nbytes for batch in stream]
 
 
 def _hub_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:

@@ -155,6 +155,18 @@ def test_the_parts_of_a_file_are_the_whole(write, name, size):
         assert found == list(sources.table_rows(path, Decoding())) and len(found) == 96
 
 
+def test_a_line_without_an_end_is_refused(write, monkeypatch):
+    """It filled the memory. Raw text has no such limit: a long line is read in pieces."""
+    monkeypatch.setattr(sources, "LONGEST_LINE", 1000)
+    text = "a word " * 300
+    for name, content in (("a.tsv", f"text\n{text}\n"), ("a.jsonl", '{"text": "b"}\n{"text": "' + text + '"}\n')):
+        path = write(name, content)
+        for reading in (lambda path=path: read(path), lambda path=path: list(corpus(path).documents())):
+            with pytest.raises(InputError, match=rf"{name}:2: this line has more than 1,000 bytes"):
+                reading()
+    assert list(corpus(write("a.txt", text)).documents()) == [text.strip()]
+
+
 def test_numbered_lines(write):
     path = write("a.txt.gz", "\ufeffone\r\n\ntwo\x85three")
     assert list(sources.numbered_lines(path, Decoding())) == [(1, "one"), (2, ""), (3, "two\x85three")]
