@@ -320,7 +320,7 @@ def _help_rows(recipe_class: type[Arguments], size: str | None) -> dict[str, lis
 def described(recipe_class: type[Arguments]) -> list[str]:
     """All flags with their defaults, and what is said of them."""
     groups = _help_rows(recipe_class, _size(recipe_class))
-    return [f"{flag.removeprefix('--')}: {text}" for rows in groups.values() for flag, text in rows]
+    return [f"{flag.removeprefix('--').strip()}: {text}" for rows in groups.values() for flag, text in rows]
 
 
 def _help_lines(group: str, rows: list[tuple[str, str]], most: int) -> list[str]:

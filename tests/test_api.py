@@ -168,7 +168,7 @@ def test_ctrl_c_saves_and_raises(tmp_path):
 def test_help_lists_the_flags():
     function = hf_tiny.finetune_tagger
     assert {"train_file", "hidden_size", "learning_rate"} <= set(inspect.signature(function).parameters)
-    assert "learning_rate 0.0005: Peak learning rate." in function.__doc__ and function.__name__ == "finetune_tagger"
+    assert "  hub_license: Licence that the card names" in function.__doc__ and function.__name__ == "finetune_tagger"
 
 
 NOTEBOOK = """
