@@ -337,6 +337,9 @@ def test_every_number_has_bounds(name):
     flags = {name: field for name, field in arguments._flags(recipe_class).items() if is_number(kinds[name])}
     assert not [name for name in flags if not flags[name].metadata["bounds"] and name not in ANY_NUMBER]
     assert all(set(field.metadata["bounds"]) <= set(arguments.BOUNDS) for field in flags.values())
+    if "learning_rate" in flags:
+        with pytest.raises(InputError, match="--learning_rate 0: it must be above 0"):
+            arguments.check(dataclasses.replace(recipe, learning_rate=0.0))
     for name in flags.keys() - ANY_NUMBER.keys() - NEGATIVE.keys():
         with pytest.raises(InputError, match=f"^--{name} -7: it must be"):
             arguments.check(dataclasses.replace(recipe, **{name: -7}))

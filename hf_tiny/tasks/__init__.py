@@ -52,7 +52,7 @@ class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, T
         None, "Raw text for a model from scratch: for its vocabulary, and for what it knows of words.", group="data"
     )
     learning_rate: float | None = flag(
-        None, "Peak learning rate. By default by the width: 1e-3 for tiny, 3.5e-4 for small, 6.8e-5 for base.", low=0
+        None, "Peak learning rate. By default by the width: 1e-3 for tiny, 3.5e-4 for small, 6.8e-5 for base.", above=0
     )
     size: str = flag("tiny", "Size of a model that is trained from scratch.", group="model")
     max_tokens: int = flag(
