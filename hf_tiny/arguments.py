@@ -284,6 +284,11 @@ def _read(path: Path) -> dict:
 def _print_help(recipe_class: type[Arguments], size: str | None, everything: bool) -> None:
     """The flags by group, with the defaults that hold for this --size."""
     groups = _help_rows(recipe_class, size)
+    if not everything:  # of each flag what is said first
+        groups = {
+            group: [(flag, re.split(r"(?<=[.;]) ", text)[0].rstrip(";")) for flag, text in rows]
+            for group, rows in groups.items()
+        }
     longest = max(map(len, groups.values()))
     for most in range(longest, 0, -1):
         lines = [line for group, rows in groups.items() for line in _help_lines(group, rows, most)]

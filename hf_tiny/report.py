@@ -1,6 +1,7 @@
 """What people look at when a run is over: images and tables. matplotlib and scikit-learn are loaded by what needs them."""
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,7 +217,16 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     if use:
         code = use[1].replace("PATH_OR_ID", str(output_dir)).splitlines()
         print("  use it:  " + "\n           ".join(part for part in code if part))
-    print(f"  push it: python -m hf_tiny.hub push {output_dir} --hub_model_id you/{output_dir.resolve().name}")
+    command = [
+        "python",
+        "-m",
+        "hf_tiny.hub",
+        "push",
+        str(output_dir),
+        "--hub_model_id",
+        f"you/{output_dir.resolve().name}",
+    ]
+    print(f"  push it: {shlex.join(command)}")
 
 
 def print_seeds(summary: dict[str, float]) -> None:

@@ -294,8 +294,12 @@ class Run:
         """The results of a run that has nothing left to do."""
         state, patience = self.state, self.config.early_stopping_patience
         stopped = bool(patience) and state.evaluations_since_best >= (patience or 0)
-        card, results = self.output_dir / "README.md", self.output_dir / "all_results.json"  # the card is written last
-        if not (state.step >= state.max_steps or stopped) or not on_main(lambda: card.exists() and results.exists()):
+        folder, results = self.output_dir, self.output_dir / "all_results.json"
+
+        def complete() -> bool:  # the card is written last
+            return results.exists() and (folder / "README.md").exists() and any(folder.glob("model*.safetensors"))
+
+        if not (state.step >= state.max_steps or stopped) or not on_main(complete):
             return None
         logger.info(
             f"The run in {self.output_dir} has finished, with {state.step:,} steps: nothing is left to do. A higher "

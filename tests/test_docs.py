@@ -78,6 +78,8 @@ EVERY_RUN = {  # not part of a walk: what serves all runs in the same way, and w
             "hub",
             "baselines",
             "machine",
+            "data/cache",
+            "data/workers",
             "data/statistics",
             "data/encoding",
             "models/layers",

@@ -169,9 +169,11 @@ def test_the_python_of_the_card_runs_without_hf_tiny(pushed, tmp_path):
 
 def test_the_summary_names_figures_and_next_commands(pushed):
     run, ended = pushed
-    for name in json.loads((run / "all_results.json").read_text()):
-        assert f"  {name} " in ended.out
+    results = json.loads((run / "all_results.json").read_text())
+    for name in results:
+        assert (f"  {name} " in ended.out) == name.startswith("eval_")
     for words in (
+        f"minutes, {results['train_steps']} steps, {results['train_tokens']:,} tokens, {results['num_parameters']:,} param",
         f"curves:  {run / 'curves.png'}",
         f"card:    {run / 'README.md'}",
         "use it:  from transformers import AutoModel",

@@ -323,7 +323,7 @@ def test_what_is_no_checkpoint_is_refused(pretrained, tokenizer, tmp_path):
 
 def test_a_trained_tokenizer_belongs_to_its_texts(tmp_path):
     settings = FinetuneConfig(vocab_size=100)
-    with mock.patch("hf_tiny.tokenizer.HF_DATASETS_CACHE", tmp_path):
+    with mock.patch("datasets.config.HF_DATASETS_CACHE", tmp_path):
         one, same, other = (
             start.start_tokenizer(settings, lambda texts=texts: texts) for texts in (TEXTS, list(TEXTS), TEXTS[:2] * 2)
         )

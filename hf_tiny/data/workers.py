@@ -18,6 +18,7 @@ from hf_tiny.errors import InputError, Stopped
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
+PATIENCE = 5.0  # seconds in which a worker removes what it has half written
 
 
 def fork_context():
@@ -43,8 +44,12 @@ def workers(most: int | None, tasks: int, chunk: int = 1) -> Iterator[Callable]:
         try:
             yield lambda task, *given: pool.map(partial(_run, task), *given, chunksize=chunk)
         except BaseException as error:
-            for process in set(multiprocessing.active_children()) - others:
+            own = set(multiprocessing.active_children()) - others
+            for process in own:
                 process.terminate()
+            for process in own:  # one that was between two tasks may wait for a lock that another took along
+                process.join(PATIENCE)
+                process.kill()
             if isinstance(error, BrokenProcessPool):
                 raise InputError(
                     "A process that prepares the data has ended. Was it killed for lack of memory? Use fewer with "

@@ -126,7 +126,7 @@ def test_refusals(start, tmp_path):
     for changes, message in (
         ({"tokenizer_name": "x"}, "keeps its vocabulary"),
         ({"max_seq_length": 65}, "has 64 positions"),
-        ({"model_name_or_path": str(tmp_path / "nowhere")}, "cannot be loaded"),
+        ({"model_name_or_path": str(tmp_path / "nowhere")}, "nowhere: there is no such folder"),
     ):
         with pytest.raises(InputError, match=message):
             continue_electra(given(**{"model_name_or_path": str(start), **changes}), CORPUS)
