@@ -23,7 +23,6 @@ from hf_tiny import flags, hub, train
 TABLE = Path(__file__).with_name("bad_inputs.tsv")
 LINES = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
 ROWS = [tuple(line[:3]) for line in LINES]
-OPEN = [pytest.mark.xfail(reason="not answered so yet", strict=True)]
 # Before the flags of the row, which win.
 SHORT = {"max_steps": 1, "per_device_train_batch_size": 2}
 FILES = {
@@ -109,7 +108,7 @@ def outcomes(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(number, id=" ".join(line[:2]), marks=OPEN if line[3:] else []) for number, line in enumerate(LINES)],
+    [pytest.param(number, id=" ".join(line[:2])) for number, line in enumerate(LINES)],
 )
 def test_a_wrong_command_is_answered(outcomes, number):
     code, printed, _, untouched = outcomes[number]

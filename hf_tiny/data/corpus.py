@@ -217,9 +217,16 @@ def _split_shards(arguments: CorpusArguments) -> tuple[tuple[Shard, ...], tuple[
     """To train on and, if there is text for that, to evaluate on."""
     mark = b"\n\n" if arguments.sample_by == "paragraph" else b"\n"
     cut = partial(_shards, decoding=arguments.decoding, mark=mark)
-    validation_shards = cut(sources.expand(arguments.validation_file or [], "--validation_file", SUPPORTED))
+
+    def given(files: list[str], option: str) -> tuple[Shard, ...]:
+        shards = cut(sources.expand(files, option, SUPPORTED))
+        if files and not shards:
+            raise InputError(f"{option} {' '.join(files)}: there is no text in it.")
+        return shards
+
+    validation_shards = given(arguments.validation_file or [], "--validation_file")
     if arguments.train_file:
-        return cut(sources.expand(arguments.train_file, "--train_file", SUPPORTED)), validation_shards
+        return given(arguments.train_file, "--train_file"), validation_shards
     if not arguments.dataset_name:
         train_files, validation_files = builtin.corpus_files()
         return cut(train_files), cut(validation_files)

@@ -82,6 +82,7 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
     found = []
     for pattern in map(os.path.expanduser, patterns):
         matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
+        matches = [match for match in matches if os.path.exists(match)]  # not a link to what is gone
         if not matches:
             raise InputError(f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.")
         for path in map(Path, matches):
