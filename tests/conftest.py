@@ -13,6 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -29,6 +30,7 @@ TEXTS = [
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+    AcceleratorState._reset_state()  # an earlier test of this process may have had another precision
 
 
 @pytest.fixture(scope="session")
