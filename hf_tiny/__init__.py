@@ -16,7 +16,7 @@ from .errors import InputError as InputError
 
 __version__ = "0.1.0"
 
-# Before torch is loaded. A thread that waits for the others spins; beside another busy program that costs nine tenths of the
+# Before torch is loaded. A thread that waits for the others spins; beside other busy programs that costs most of the
 # speed unless it soon gives way (benchmarks/contention.py).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
