@@ -71,6 +71,13 @@ COLUMNS = {
         "MLM loss": "figures.korean_mlm",
         "RTD loss": "figures.korean_rtd",
     },
+    "faults": {
+        "what was done": "what",
+        "tried": "figures.tried",
+        "survived bit-equal": "figures.survived",
+        "said in words": "figures.said",
+        "failed": "figures.failed",
+    },
     "pairs": {
         "dataset": "what",
         "minutes": "figures.train_minutes",
@@ -216,6 +223,8 @@ def add_pair(name: str, scratch: Path, pretrained: Path, figure: str, what: str)
 
 def spread(results: dict, figure: str) -> str:
     digits = 3 if abs(results[figure]) < 1 else 2
+    if f"{figure}_std" not in results:
+        return f"{results[figure]:.{digits}f} (one seed)"
     return f"{results[figure]:.{digits}f} ± {results[f'{figure}_std']:.{digits}f}"
 
 

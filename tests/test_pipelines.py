@@ -20,8 +20,8 @@ from hf_tiny import (
     HfTinyTokenLinkingConfig,
     HfTinyTokenLinkingModel,
 )
-from hf_tiny.models.parsing import split_words
 from hf_tiny.models.trees import is_tree, maximum_spanning_tree
+from hf_tiny.models.words import affixes, split_words
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
 SIZES = {
@@ -80,7 +80,11 @@ def test_dependency_parsing_pipeline(tree, korean, tmp_path):
     for seed in range(3):
         torch.manual_seed(seed)
         model = randomised(
-            HfTinyTokenLinkingModel(HfTinyTokenLinkingConfig(encoder=encoder, id2label=names, tree=tree, **LINKING))
+            HfTinyTokenLinkingModel(
+                HfTinyTokenLinkingConfig(
+                    encoder=encoder, id2label=names, tree=tree, affix_buckets=99, lstm_size=8, **LINKING
+                )
+            )
         )
         run = pipeline("dependency-parsing", model=saved(model, korean, tmp_path), device="cpu")
         for words, found in zip(sentences, run(sentences), strict=True):
@@ -91,7 +95,7 @@ def test_dependency_parsing_pipeline(tree, korean, tmp_path):
             ids = torch.tensor([[korean.cls_token_id, *itertools.chain(*pieces), korean.sep_token_id]])
             spans = torch.tensor([list(itertools.pairwise(ends))])
             with torch.no_grad():
-                outputs = model(ids, word_spans=spans)
+                outputs = model(ids, word_spans=spans, affixes=torch.from_numpy(affixes(words, 99))[None])
             arcs = outputs.logits[0]
             heads = [row["head"] for row in found]
             greedy = arcs.argmax(-1).tolist()

@@ -11,7 +11,15 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from .layers import Dropout, HfTinyConfig, binary_cross_entropy, cross_entropy, layer_norm, linear_cross_entropy
+from .layers import (
+    Copies,
+    Dropout,
+    HfTinyConfig,
+    binary_cross_entropy,
+    cross_entropy,
+    layer_norm,
+    linear_cross_entropy,
+)
 
 logger = logging.get_logger(__name__)
 Count: TypeAlias = Tensor | int | None  # num_items_in_batch
@@ -99,18 +107,24 @@ def token_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Count, smooth
 
 
 def predict_tokens(
-    layer: nn.Linear, x: Tensor, labels: Tensor | None, num_items_in_batch: Count, smoothing: float = 0.0
+    layer: nn.Linear,
+    x: Tensor,
+    labels: Tensor | None,
+    num_items_in_batch: Count,
+    smoothing: float = 0.0,
+    copies: Copies | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of an output layer: the loss and, without smoothing and gradient, the nll, if there are labels; and the logits, unless
-    there are labels in training."""
-    if labels is None:
-        return None, None, layer(x)
+    there are labels in training. With copies the logits are logarithms of probabilities."""
     plain = type(layer) is nn.Linear  # one that was wrapped (LoRA ...) runs as it is
-    if layer.training and plain and not torch.compiler.is_compiling():  # sizes that depend on the data split a graph
-        known = labels.ne(-100)
+    if labels is not None and layer.training and plain and not torch.compiler.is_compiling():
+        known = labels.ne(-100)  # sizes that depend on the data would split a compiled graph
         count = count_items(labels, num_items_in_batch)
-        return *linear_cross_entropy(x[known], layer, labels[known], count, smoothing), None
-    logits = layer(x)
+        known_copies = None if copies is None else Copies(*(part[known] for part in copies))
+        return *linear_cross_entropy(x[known], layer, labels[known], count, smoothing, known_copies), None
+    logits = layer(x) if copies is None else copies.mix(layer(x))
+    if labels is None:
+        return None, None, logits
     loss = token_loss(logits, labels, num_items_in_batch, smoothing)
     nll = token_loss(logits.detach(), labels, num_items_in_batch) if smoothing else loss.detach()
     return loss, nll, None if layer.training and plain else logits
@@ -222,13 +236,59 @@ class Perceptron(nn.Sequential):
         super().__init__(nn.Linear(hidden_size, size), ACT2FN["gelu"], Dropout(dropout))
 
 
-class LinkingHead(nn.Module):
-    """Biaffine attention over words (Dozat & Manning, 2017): each word chooses a word, or place 0 (root, or none)."""
+class Recurrence(nn.Module):
+    """One direction of an LSTM. `nn.LSTM` would stay out of compiled graphs."""
 
-    def __init__(self, hidden_size: int, arc_size: int, label_size: int, num_labels: int, dropout: float):
+    def __init__(self, input_size: int, size: int):
         super().__init__()
-        self.place_0 = nn.Embedding(1, hidden_size)
+        self.input, self.state = nn.Linear(input_size, 4 * size), nn.Linear(size, 4 * size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, length, input size) to states (batch, length, size)."""
+        begin = x.new_zeros(1, x.shape[0], self.state.in_features)
+        weights = [self.input.weight, self.state.weight, self.input.bias, self.state.bias]
+        return torch.lstm(x, [begin, begin], weights, True, 1, 0.0, self.training, False, True)[0]
+
+
+class WordLSTM(nn.Module):
+    """Words read in order, from both ends; padding after them changes nothing."""
+
+    def __init__(self, input_size: int, size: int):
+        super().__init__()
+        self.forwards, self.backwards = Recurrence(input_size, size), Recurrence(input_size, size)
+
+    def forward(self, words: Tensor, exist: Tensor) -> Tensor:
+        places = torch.arange(exist.shape[1], device=exist.device)
+        size = (exist * (1 + places)).amax(1, keepdim=True)  # (batch, 1): up to the last word there is
+        turned = torch.where(places < size, size - 1 - places, places)[:, :, None]  # (batch, words, 1)
+        back = self.backwards(words.gather(1, turned.expand_as(words)))
+        ahead = self.forwards(words)
+        return torch.cat((ahead, back.gather(1, turned.expand_as(back))), dim=-1)
+
+
+class LinkingHead(nn.Module):
+    """Biaffine attention over words (Dozat & Manning, 2017): each word chooses a word, or place 0 (root, or none).
+
+    affix_buckets: rows of the table of affixes, which are added to the states of words; 0: there is none.
+    lstm_size: of each direction of an LSTM over the words; 0: there is none.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        arc_size: int,
+        label_size: int,
+        num_labels: int,
+        dropout: float,
+        affix_buckets: int = 0,
+        lstm_size: int = 0,
+    ):
+        super().__init__()
         self.dropout = Dropout(dropout)
+        self.affixes = nn.Embedding(affix_buckets, hidden_size, padding_idx=0) if affix_buckets else None
+        self.lstm = WordLSTM(hidden_size, lstm_size) if lstm_size else None
+        hidden_size = 2 * lstm_size or hidden_size
+        self.place_0 = nn.Embedding(1, hidden_size)
         self.arc_from = Perceptron(hidden_size, arc_size, dropout)
         self.arc_to = Perceptron(hidden_size, arc_size, dropout)
         self.arc = nn.Linear(arc_size, arc_size)
@@ -245,9 +305,13 @@ class LinkingHead(nn.Module):
         sizes = inside.sum(-1, keepdim=True)
         return inside / sizes.clamp(min=1) @ x, sizes.squeeze(-1) > 0
 
-    def forward(self, x: Tensor, word_spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, word_spans: Tensor, affixes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Arc logits (batch, words, 1 + words), and what `labels_of` needs: the states of words and of places."""
         words, exist = self.words(x, word_spans)
+        if self.affixes is not None and affixes is not None:
+            words = words + self.affixes(affixes).sum(2)
+        if self.lstm is not None:
+            words = self.lstm(self.dropout(words), exist)
         words = self.dropout(words)
         batch, count = exist.shape
         places = torch.cat((self.place_0(word_spans.new_zeros(batch, 1)).to(words.dtype), words), dim=1)

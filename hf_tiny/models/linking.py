@@ -37,6 +37,8 @@ class HfTinyTokenLinkingConfig(HfTinyConfig):
     """An encoder of any kind, and the head on it.
 
     arc_size, label_size: of the layers in front of the two biaffine products.
+    affix_buckets: numbers into which the beginnings and endings of words are hashed; 0: the head sees tokens only.
+    lstm_size: of each direction of an LSTM over the words, between the encoder and the head; 0: there is none.
     tree: the links of a text form a tree with one root (dependencies); else each word chooses by itself.
     """
 
@@ -46,6 +48,8 @@ class HfTinyTokenLinkingConfig(HfTinyConfig):
     encoder: PreTrainedConfig | dict | None = None
     arc_size: int = 256
     label_size: int = 64
+    affix_buckets: int = 0
+    lstm_size: int = 0
     linking_dropout: float | int = 0.33
     tree: bool = True
     initializer_range: float = 0.05
@@ -96,8 +100,15 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
     def __init__(self, config: HfTinyTokenLinkingConfig):
         super().__init__(config)
         self.encoder = without_pooler(AutoModel.from_config(config.encoder))
-        size, rate = self.encoder.config.hidden_size, config.linking_dropout
-        self.head = LinkingHead(size, config.arc_size, config.label_size, config.num_labels, rate)
+        self.head = LinkingHead(
+            self.encoder.config.hidden_size,
+            config.arc_size,
+            config.label_size,
+            config.num_labels,
+            config.linking_dropout,
+            config.affix_buckets,
+            config.lstm_size,
+        )
         self.post_init()
 
     @classmethod
@@ -114,6 +125,7 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         word_spans: Tensor | None = None,
+        affixes: Tensor | None = None,
         heads: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Count = None,
@@ -122,6 +134,7 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
         """
         word_spans (batch, words, 2): the first token of each word and the one after its last; (0, 0) is no word. Without
             them every token is a word.
+        affixes (batch, words, any number): the affixes of each word, as `words.affixes` numbers them; 0 is none.
         heads (batch, words): the place that each word links to: 0, or 1 + the index of a word; -100 where it is not known.
         labels (batch, words): the label of that link.
         """
@@ -132,7 +145,7 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
             word_spans = torch.stack((first, first + 1), dim=-1).expand(x.shape[0], -1, -1)
             if attention_mask is not None:
                 word_spans = word_spans * attention_mask[:, :, None].to(word_spans.dtype)
-        logits, words, places = self.head(x, word_spans)
+        logits, words, places = self.head(x, word_spans, affixes)
         loss = None
         if heads is not None and labels is not None:
             unknown = heads.eq(-100)  # (batch, words)

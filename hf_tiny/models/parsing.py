@@ -4,7 +4,6 @@ parser: where hf_tiny is not installed, the pipeline needs trust_remote_code=Tru
 import itertools
 import os
 import sys
-import unicodedata
 
 import numpy as np
 import torch
@@ -12,30 +11,9 @@ from torch import Tensor
 from transformers import Pipeline
 
 from .trees import maximum_spanning_tree
-from .words import WordTokenizer
+from .words import WordTokenizer, affixes, split_words
 
 TASK, MODEL_TYPE = "dependency-parsing", "hf_tiny_token_linking"
-
-
-def split_words(text: str) -> list[str]:
-    """Words at white space; punctuation at the edges of a word is split off, equal marks in a row together.
-
-    '"그래...", 했다.' gives: " 그래 ... " , 했다 . - but the marks inside of "don't" or "3.5" stay, and abbreviations
-    lose their last dot. Give a list of words where that is not good enough.
-    """
-    words = []
-    for chunk in text.split():
-        edge = [unicodedata.category(character).startswith("P") for character in chunk]
-        if all(edge):
-            words += marks(chunk)
-        else:
-            start, end = edge.index(False), len(chunk) - edge[::-1].index(False)
-            words += [*marks(chunk[:start]), chunk[start:end], *marks(chunk[end:])]
-    return words
-
-
-def marks(punctuation: str) -> list[str]:
-    return ["".join(run) for _, run in itertools.groupby(punctuation)]
 
 
 class DependencyParsingPipeline(Pipeline):
@@ -104,6 +82,8 @@ class DependencyParsingPipeline(Pipeline):
                 f"{words[-1]!r} are {size}: give one sentence at a time."
             )
         arrays = {**feature, "attention_mask": np.ones(size, dtype=np.int64), "word_spans": spans}
+        if buckets := self.model.config.affix_buckets:
+            arrays["affixes"] = affixes(words, buckets)
         return {**{name: torch.from_numpy(array)[None] for name, array in arrays.items()}, "words": words}
 
     def _forward(self, model_inputs: dict) -> dict:

@@ -21,14 +21,16 @@ from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
-from hf_tiny.data.windows import IGNORED, Feature, WindowArguments
+from hf_tiny.data.windows import IGNORED, CollateWindows, Feature, WindowArguments
 from hf_tiny.errors import InputError
-from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss
+from hf_tiny.evaluation import Evaluation, Results, array, mean_loss
 from hf_tiny.hub import Card
 from hf_tiny.metrics import Metric, share
 from hf_tiny.models import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
 from hf_tiny.models.trees import maximum_spanning_tree
+from hf_tiny.models.words import affixes
 from hf_tiny.start import base_name
+from hf_tiny.tasks.predictor import FILE, Line, Predictor
 
 logger = logging.getLogger(__name__)
 
@@ -51,37 +53,46 @@ class ParseArguments(WindowArguments):
 class LinkingOn:
     """Makes a new linking head on an encoder, as an Auto class makes other heads."""
 
-    @staticmethod
-    def from_pretrained(name: str, **config) -> HfTinyTokenLinkingModel:
-        return HfTinyTokenLinkingModel.from_encoder(name, **config)
+    SETTINGS: ClassVar[dict] = {"affix_buckets": 16_384, "lstm_size": 128}
 
-    @staticmethod
-    def from_config(encoder: PreTrainedConfig, **config) -> HfTinyTokenLinkingModel:
-        return HfTinyTokenLinkingModel(HfTinyTokenLinkingConfig(encoder=encoder, **config))
+    @classmethod
+    def from_pretrained(cls, name: str, **config) -> HfTinyTokenLinkingModel:
+        return HfTinyTokenLinkingModel.from_encoder(name, **cls.SETTINGS, **config)
+
+    @classmethod
+    def from_config(cls, encoder: PreTrainedConfig, **config) -> HfTinyTokenLinkingModel:
+        return HfTinyTokenLinkingModel(HfTinyTokenLinkingConfig(encoder=encoder, **cls.SETTINGS, **config))
 
 
 # Rows to features
 
 
 def read_trees(arguments: ParseArguments) -> dict[str, list[Sentence]]:
-    def from_files(patterns: list[str], option: str, decoding: Decoding) -> Iterator[Sentence]:
-        for path in sources.expand(patterns, option, (*conllu.LAYOUTS, *LISTS)):
-            if sources.kind(path) in conllu.LAYOUTS:
-                yield from conllu.read_treebank(path, decoding, _linked)
-            else:
-                for place, row in sources.table_rows(path, decoding):
-                    yield _row_tree(sources.kind(path), place, row)
-
-    splits = read_splits(arguments, builtin.treebank_files, from_files, _row_tree, "sentences")
+    splits = read_splits(arguments, builtin.treebank_files, _file_trees, _row_tree, "sentences")
     return splits if arguments.task == "parse" else {split: subjects(part) for split, part in splits.items()}
+
+
+def _file_trees(patterns: list[str], option: str, decoding: Decoding, labelled: bool = True) -> Iterator[Sentence]:
+    for path in sources.expand(patterns, option, (*conllu.LAYOUTS, *LISTS)):
+        if sources.kind(path) in conllu.LAYOUTS:
+            yield from conllu.read_treebank(path, decoding, _linked if labelled else _unlinked)
+        else:
+            for place, row in sources.table_rows(path, decoding):
+                yield _row_tree(sources.kind(path), place, row, labelled)
 
 
 def _linked(rows: list[list[str]], name: str) -> dict:
     return {"heads": conllu.heads(rows, name), "word_labels": tuple(row[conllu.DEPREL] for row in rows)}
 
 
-def _row_tree(kind: str, place: str, row: dict) -> Sentence:
+def _unlinked(rows: list[list[str]], name: str) -> dict:
+    return {"heads": (None,) * len(rows), "word_labels": (None,) * len(rows)}
+
+
+def _row_tree(kind: str, place: str, row: dict, labelled: bool = True) -> Sentence:
     names = KLUE_COLUMNS if KLUE_COLUMNS[0] in row else TREE_COLUMNS
+    if not labelled:
+        row = {**{name: ["_"] * len(row.get(names[0]) or []) for name in names[1:]}, **row}
     words, *columns = (list(map(str, sources.list_cell(row, name, place, "a column of this name"))) for name in names)
     for name, values in zip(names[1:], columns, strict=True):
         if len(values) != len(words):
@@ -93,7 +104,7 @@ def _row_tree(kind: str, place: str, row: dict) -> Sentence:
         for number, (word, upos, head, relation) in enumerate(zip(words, *columns, strict=True), 1)
     ]
     lines = (json.dumps(row, ensure_ascii=False, default=str),)
-    fields = _linked(rows, f"{place}: in this row")
+    fields = (_linked if labelled else _unlinked)(rows, f"{place}: in this row")
     return Sentence(tuple(words), place=place, kind=kind, lines=lines, upos=tuple(columns[0]), **fields)
 
 
@@ -117,13 +128,18 @@ def subjects(sentences: Sequence[Sentence]) -> list[Sentence]:
 
 
 def link_features(
-    sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], arguments: ParseArguments
+    sentences: Sequence[Sentence],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    arguments: ParseArguments,
+    affix_buckets: int = LinkingOn.SETTINGS["affix_buckets"],
+    labelled: bool = True,
 ) -> list[Feature]:
     """input_ids, token_type_ids, and for each of the W words of the window: word_spans (W, 2), its first token and the
-    one after its last; owned; gold_heads and gold_labels, -100 if it is not owned or not scored, with heads counted in
-    the sentence; heads and labels, to learn from: counted in the window, and -100 also if the head is outside of it.
-    first_word is the index of the first of them in the sentence, example that of the sentence. A window in which
-    nothing is scored is left out."""
+    one after its last; affixes (W, NUM_AFFIXES); owned; gold_heads and gold_labels, -100 if it is not owned or not
+    scored, with heads counted in the sentence; heads and labels, to learn from: counted in the window, and -100 also if
+    the head is outside of it. first_word is the index of the first of them in the sentence, example that of the
+    sentence. A window of labelled data in which nothing is scored is left out."""
     numbers: dict[str | None, int] = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
     features = []
     for example, window in arguments.encoder(tokenizer).words(sentences):
@@ -131,11 +147,12 @@ def link_features(
         gold_heads = window.own([IGNORED if head is None else head for head in sentence.heads])
         gold_labels = window.own([numbers[relation] for relation in sentence.word_labels])
         outside = (gold_heads != 0) & ((gold_heads <= window.start) | (gold_heads > window.stop))
-        if (gold_heads != IGNORED).any():
+        if not labelled or (gold_heads != IGNORED).any():
             features.append(
                 {
                     **window.feature,
                     "word_spans": window.spans,
+                    "affixes": affixes(sentence.words[window.start : window.stop], affix_buckets),
                     "heads": np.where(outside, IGNORED, np.where(gold_heads == 0, 0, gold_heads - window.start)),
                     "labels": np.where(outside, IGNORED, gold_labels),
                     "gold_heads": gold_heads,
@@ -205,7 +222,7 @@ class LinkEvaluation(Evaluation):
         self.relations = np.array(labels, dtype=object)
         self.metric = Parsing() if task == "parse" else Subjects()
 
-    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+    def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
         about = batch["about"]
         sizes, width = about["num_words"], outputs.logits.shape[1]
         words = torch.arange(width, device=sizes.device) < sizes[:, None]  # (windows, words) that are not padding
@@ -216,7 +233,6 @@ class LinkEvaluation(Evaluation):
             "best_labels": array(outputs.label_logits.argmax(-1)[pairs].to(torch.int32)),
             **{name: array(about[name]) for name in ("num_words", "first_word", "example")},
             **{name: array(about[name][words]) for name in ("owned", "gold_heads", "gold_labels")},
-            **loss_and_items(outputs, batch),
         }
 
     def compute(self, results: Results) -> dict[str, float]:
@@ -231,16 +247,17 @@ class LinkEvaluation(Evaluation):
             compared |= {name: self.relations[ids[scored]].tolist() for name, ids in relations.items()}
         return {"loss": mean_loss(results), **self.metric.compute(**compared)}
 
-    def report(self, folder: Path) -> None:
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
         decoded = {example: decode(one, self.task) for example, one in whole_sentences(self.results)}
         nothing = np.empty(0, dtype=np.int64)
-        rows = []
         for example, sentence in enumerate(self.sentences):
             heads, numbers = decoded.get(example, (nothing, nothing))
             # Windows in which nothing is scored are not asked: some words at the end may have no answer.
             rest = [None] * (len(sentence.words) - len(heads))
-            rows.append(self.predicted(sentence, heads.tolist() + rest, self.relations[numbers].tolist() + rest))
-        predictions.write(rows, folder, f"{self.split}_predictions")
+            yield self.predicted(sentence, heads.tolist() + rest, self.relations[numbers].tolist() + rest)
+
+    def report(self, folder: Path) -> None:
+        predictions.write(self.rows(), folder, f"{self.split}_predictions")
 
     def predicted(self, sentence: Sentence, heads: list, relations: list) -> tuple[str, str | dict]:
         """Heads and relations in HEAD and DEPREL of CoNLL-U, subjects (of predicates only) as `Subject=` in MISC; in the row
@@ -314,8 +331,8 @@ def link_baseline(trees: dict[str, list[Sentence]], task: str) -> Baseline:
     def score(part: Sequence[Sentence]) -> dict[str, float]:
         found, gold = [], []
         for tree in part:
-            heads = range(1 + side, 1 + side + len(tree.words))
-            heads = [head if head <= len(tree.words) and task == "parse" else 0 for head in heads]
+            neighbours = range(1 + side, 1 + side + len(tree.words))
+            heads = [head if head <= len(tree.words) and task == "parse" else 0 for head in neighbours]
             found += [(head, usual if head else "root") for head in heads]
             gold += zip(tree.heads, tree.word_labels, strict=True)
         pairs = [(*one, *other) for one, other in zip(found, gold, strict=True) if other[0] is not None]
@@ -329,6 +346,47 @@ def link_baseline(trees: dict[str, list[Sentence]], task: str) -> Baseline:
     neighbour = "next" if side == 1 else "previous"
     name = f"each word depends on the {neighbour} one" if task == "parse" else "every subject is omitted"
     return Baseline(name, {split: score(part) for split, part in trees.items() if split != "train"})
+
+
+class LinkPredictor(Predictor):
+    """Of trees, or of subjects, as the model's configuration says."""
+
+    ARGUMENTS, WHAT, TABLES, OPEN_ENDED = ParseArguments, "sentences", (*conllu.LAYOUTS, *LISTS), True
+
+    @property
+    def task(self) -> str:
+        return "parse" if self.model.config.tree else "subject"
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> list[Sentence]:
+        return self.asked(list(_file_trees([path], FILE, decoding, labelled)))
+
+    def from_texts(self, lines: list[Line]) -> list[Sentence]:
+        return self.asked([conllu.from_text(line, place, _unlinked) for place, line in lines])
+
+    def asked(self, sentences: list[Sentence]) -> list[Sentence]:
+        """Of subjects only those of predicates are asked for."""
+        if self.task == "parse":
+            return sentences
+        for sentence in sentences:
+            if set(sentence.upos) <= {"_"}:
+                raise InputError(
+                    f"{sentence.place}: which words are predicates is not known. Give CoNLL-U with {' and '.join(PREDICATES)} in "
+                    "its column UPOS: a model of finetune_tagger.py writes such files."
+                )
+        return subjects(sentences)
+
+    def evaluation(self, items: list[Sentence], labelled: bool, split: str) -> LinkEvaluation:
+        labels = self.labels_of(items)
+        buckets = self.model.config.affix_buckets
+        features = link_features(items, self.processor, labels, self.arguments, buckets, labelled)
+        batches = self.batches(features, CollateWindows(self.processor.pad_token_id, ABOUT))
+        return LinkEvaluation(batches, items, labels, split, self.task)
+
+    def train_items(self) -> list[Sentence]:
+        return read_trees(self.arguments)["train"]
+
+    def baseline(self, splits: dict[str, list[Sentence]]) -> Baseline:
+        return link_baseline(splits, self.task)
 
 
 def link_card(recipe, trees: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:

@@ -299,18 +299,20 @@ def links_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     spans[0, 4] = spans[3, 3:] = 0
     heads = torch.tensor([[2, 0, 2, 3, -100], [2, 3, 0, 3, 4], [-100, 1, 1, 0, -100], [0, 1, 1, -100, -100]])
     labels = torch.tensor([[1, 0, 1, 2, -100], [2, 1, 0, 1, 2], [-100, 1, 1, 0, -100], [0, 2, 1, -100, -100]])
-    return {**batch, "word_spans": spans, "heads": heads, "labels": labels}
+    affixes = torch.arange(40).reshape(4, 5, 2) * spans[:, :, :1].ne(0)
+    return {**batch, "word_spans": spans, "affixes": affixes, "heads": heads, "labels": labels}
 
 
-KINDS = ("classes", "tokens", "links", "regression")
+WORDS = {"affix_buckets": 40, "lstm_size": 6}
+KINDS = ("classes", "tokens", "links", "links of words", "regression")
 
 
 def labelled(kind: str) -> tuple[torch.nn.Module, dict[str, Tensor], int]:
     """A model, a batch with labels, and how many it has: a different number in each row, where that can be."""
     batch = batch_of()
-    if kind == "links":
+    if kind.startswith("links"):
         links = links_of(batch)
-        return linking_model(), links, int(links["heads"].ne(-100).sum())
+        return linking_model(**(WORDS if "words" in kind else {})), links, int(links["heads"].ne(-100).sum())
     config = HfTinyElectraConfig(**SIZES, num_labels=1 if kind == "regression" else 3)
     if kind == "tokens":
         labels = token_labels(batch)
@@ -454,6 +456,32 @@ def test_the_order_of_words_does_not_matter():
     assert_close(more.logits[:, :5, :6], expected.logits)
     assert_close(more.label_logits[:, :5, :6], expected.label_logits)
     assert_close(more.loss, expected.loss)
+
+
+def test_an_lstm_reads_the_affixes_in_order_and_no_padding():
+    """The same as torch's LSTM on each sentence by itself, over the means of tokens and the sums of affixes."""
+    model, batch = linking_model(**WORDS), links_of(batch_of())
+    head = model.head
+    lstm = torch.nn.LSTM(model.encoder.config.hidden_size, WORDS["lstm_size"], bidirectional=True)
+    with torch.no_grad():
+        for direction, end in ((head.lstm.forwards, ""), (head.lstm.backwards, "_reverse")):
+            for part, layer in (("ih", direction.input), ("hh", direction.state)):
+                getattr(lstm, f"weight_{part}_l0{end}").copy_(layer.weight)
+                getattr(lstm, f"bias_{part}_l0{end}").copy_(layer.bias)
+        logits = model(**batch).logits
+        states = model.encoder(**batch_of()).last_hidden_state
+        for row, size in enumerate((4, 5, 5, 3)):
+            spans, affixes = batch["word_spans"][row, :size], batch["affixes"][row, :size]
+            words = torch.stack([states[row, first:end].mean(0) for first, end in spans.tolist()])
+            words, _ = lstm(words + torch.stack([head.affixes.weight[own].sum(0) for own in affixes]))
+            places = torch.cat((head.place_0.weight, words))
+            expected = head.arc(head.arc_from(words)) @ head.arc_to(places).mT
+            others = ~torch.eye(size, size + 1, dtype=torch.bool).roll(1, dims=1)
+            assert_close(logits[row, :size, : size + 1][others], expected[others])
+        changed = {**batch, "affixes": batch["affixes"].index_fill(1, torch.tensor([4]), 7)}
+        found = model(**changed).logits
+    assert_close(found[0, :4, :5], logits[0, :4, :5], 0)  # a place without a word
+    assert (found[1] - logits[1]).abs().max() > 0.01
 
 
 def test_the_loss_of_links_by_hand():
