@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from hf_tiny.arguments import flag
 from hf_tiny.baselines import BaselineArguments, BaselineScores
-from hf_tiny.callbacks import AverageCheckpoints
+from hf_tiny.callbacks import AverageCheckpoints, Callback
 from hf_tiny.data.batches import BucketedBatches
 from hf_tiny.errors import InputError
 from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
@@ -26,6 +26,7 @@ from hf_tiny.tasks.translate import (
     CollatePairs,
     PairArguments,
     PairEvaluation,
+    copied_share,
     pair_baseline,
     pair_card,
     pair_features,
@@ -67,8 +68,6 @@ class Recipe(PairArguments, StartArguments, BaselineArguments, TokenizerArgument
     label_smoothing: float = flag(0.1, "For hf_tiny's models; those of transformers have none.", low=0, below=1)
     max_tokens: int = flag(4096, "Number of tokens of both sides in a micro-batch, padding included.", low=1)
     average_checkpoints: int = flag(5, "Number of last checkpoints whose mean is the finished model.", low=1)
-    num_beams: int = flag(4, "Beams of the search that is evaluated; 1 is greedy.", low=1)
-    length_penalty: float = flag(1.0, "Above 0 prefers longer texts: a hypothesis scores sum / length ** penalty.")
 
 
 def main(recipe: Recipe) -> dict[str, float]:
@@ -82,9 +81,9 @@ def main(recipe: Recipe) -> dict[str, float]:
     pairs = read_pairs(recipe)
     texts = [text for pair in pairs["train"] for text in (pair.source, pair.target)]
     tokenizer = start_tokenizer(recipe, lambda: texts, kind=ENCODER_DECODER)
-    settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}
-    model = start_encoder_decoder(recipe, tokenizer, lambda: texts, **settings)
     features = {split: pair_features(part, tokenizer, recipe) for split, part in pairs.items()}
+    settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}
+    model = start_encoder_decoder(recipe, tokenizer, copied_share(features["train"]), lambda: texts, **settings)
     log_texts(tokenizer, features["train"], SIDES)
     collate = CollatePairs(tokenizer.pad_token_id)
 
@@ -92,16 +91,15 @@ def main(recipe: Recipe) -> dict[str, float]:
         train_split = split == "train"
         return BucketedBatches(features[split], collate, size, recipe.max_tokens, seed, train_split, SIDES, vary)
 
-    written = {"max_new_tokens": recipe.max_target_length, "length_penalty": recipe.length_penalty}
     judges = {
         split: PairEvaluation(
             batches(split, recipe.per_device_eval_batch_size), pairs[split], split, model, tokenizer,
-            num_beams=recipe.num_beams, **written,
+            num_beams=recipe.num_beams, max_new_tokens=recipe.max_target_length, length_penalty=recipe.length_penalty,
         )
         for split in pairs if split != "train"
     }  # fmt: skip
     dropout = BpeDropout(pairs["train"], tokenizer, recipe) if recipe.bpe_dropout else None
-    callbacks = [AverageCheckpoints(recipe.output_dir, count)] if count > 1 else []
+    callbacks: list[Callback] = [AverageCheckpoints(recipe.output_dir, count)] if count > 1 else []
     if recipe.baseline:
         callbacks.append(BaselineScores(lambda: pair_baseline(pairs)))
     return train(

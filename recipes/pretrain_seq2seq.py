@@ -48,6 +48,7 @@ class Recipe(StartArguments, TokenizerArguments, CorpusArguments, TrainConfig):
         choices=tuple(OBJECTIVES),
     )
     hidden_dropout_prob: float = flag(0.0, "Dropout of the model, from scratch or pretrained.", low=0, below=1)
+    copy_attention: bool | None = flag(None, "Let the model copy from the damaged text; by default for infilling.")
     max_eval_samples: int = flag(1024, "Number of held-out blocks to evaluate on.", low=1)
 
 
@@ -59,7 +60,8 @@ def main(recipe: Recipe) -> dict[str, float]:
     batches, held_out = corpus.batches(recipe, tokenizer, damage)
     held_out_batches = Batches(held_out, damage, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     dropout = recipe.hidden_dropout_prob
-    model = start_encoder_decoder(recipe, tokenizer, hidden_dropout_prob=dropout, label_smoothing=0.0)
+    copied = 1 - damage.noise_density if recipe.objective == "infilling" else 0.0  # spans are what is not there
+    model = start_encoder_decoder(recipe, tokenizer, copied, hidden_dropout_prob=dropout, label_smoothing=0.0)
     start_from_corpus(recipe, model, tokenizer, corpus)
     gap = tokenizer.mask_token if recipe.objective == "infilling" else "<extra_id_0>"
     card = pair_card(recipe, f"Return the {gap} of the list.", recipe.corpus_name)

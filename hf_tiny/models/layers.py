@@ -1,6 +1,7 @@
 """Layers and losses shared by two models or more. This file travels with every checkpoint."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ CHOICES = {
     "pooling": POOLING,
     "classifier_pooling": POOLING,
 }  # of fields that several models have
+LONGEST_EAGER = 512  # keys: beyond, the scores of all pairs of tokens cost too much memory
 
 
 class HfTinyConfig(PreTrainedConfig):
@@ -71,13 +73,38 @@ def embed(words: nn.Embedding, input_ids: Tensor | None, inputs_embeds: Tensor |
     return words(input_ids) if inputs_embeds is None else inputs_embeds
 
 
+def widen(x: Tensor) -> Tensor:
+    """In float32, or in float64 if it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float))
+
+
 def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int, smoothing: float = 0.0) -> Tensor:
     """Sum over the labels that are not -100, divided by `num_items`: their count over the whole optimiser step.
 
     smoothing: the share of the target's probability that is spread evenly over all classes.
     """
-    losses = F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=-100, label_smoothing=smoothing)
+    losses = F.cross_entropy(widen(logits), labels, reduction="sum", ignore_index=-100, label_smoothing=smoothing)
     return losses / num_items
+
+
+class Copies(NamedTuple):
+    """What the tokens of the source add to the probabilities of a vocabulary, which keep the share g (See et al., 2017):
+    P(w) = g p(w) + (1 - g) c(w), with the attention c(w) to all places of the source where w stands. So log P(w) is
+    log g + log p(w), and for each w of the source log(1 + exp(odds - log p(w))) more.
+
+    log_gate (..., 1): log g. odds (..., source): log (1 - g) c / g, of a token at its first place; -inf at its others.
+    ids (..., source): the tokens.
+    """
+
+    log_gate: Tensor
+    odds: Tensor
+    ids: Tensor
+
+    def mix(self, logits: Tensor) -> Tensor:
+        """log P (..., vocabulary)."""
+        log_probs = widen(logits).log_softmax(-1)
+        gain = F.softplus(self.odds - log_probs.gather(-1, self.ids))
+        return (log_probs + self.log_gate).scatter_add(-1, self.ids, gain)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -86,49 +113,73 @@ class LinearCrossEntropy(torch.autograd.Function):
     Rows go through in chunks that stay in a CPU's cache, and each leaves its gradient at once: the logits of all rows
     never exist, and what remains of the time is that of the three products. PyTorch's own `F.linear_cross_entropy` has no
     chunks with label smoothing.
+
+    odds, ids (n, source): of `Copies`, whose log_gate is not in the sums; without copies the source is empty.
     """
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        classes = len(weight)
+        ctx, x: Tensor, weight: Tensor, bias: Tensor, odds: Tensor, ids: Tensor, labels: Tensor,
+        smoothing: float, dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        classes, even = len(weight), smoothing / len(weight)
+        wide = torch.promote_types(x.dtype, torch.float)
         rows = max(64, (2**20 if x.device.type == "cpu" else 2**26) // classes)
         low_x, low_weight, low_bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
-        x_grad, weight_grad, bias_grad = (torch.zeros_like(tensor, dtype=torch.float) for tensor in (x, weight, bias))
+        x_grad, weight_grad, bias_grad = (torch.zeros_like(tensor, dtype=wide) for tensor in (x, weight, bias))
+        odds_grad = torch.empty_like(odds)
         loss, nll = x_grad.new_zeros(2)
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
             label = labels[part, None]
-            log_probs = torch.addmm(low_bias, low_x[part], low_weight.mT).float().log_softmax(-1)  # (rows, classes)
+            log_probs = torch.addmm(low_bias, low_x[part], low_weight.mT).to(wide).log_softmax(-1)  # (rows, classes)
             plain = -log_probs.gather(1, label).sum()
             nll += plain
-            loss += (1 - smoothing) * plain - smoothing / classes * log_probs.sum()
-            grad = log_probs.exp_().sub_(smoothing / classes)  # probabilities minus smoothed targets
+            loss += (1 - smoothing) * plain - even * log_probs.sum()
+            if odds.numel():
+                above = odds[part] - log_probs.gather(1, ids[part])  # (rows, source)
+                right = (ids[part] == label).to(wide)
+                target, gain = right * (1 - smoothing) + even, F.softplus(above)
+                nll -= (right * gain).sum()
+                loss -= (target * gain).sum()
+                odds_grad[part] = -target * above.sigmoid()  # what a label owes to the source, not to the vocabulary
+            grad = log_probs.exp_()
+            if odds.numel():
+                grad *= 1 + odds_grad[part].sum(1, keepdim=True)
+                grad.scatter_add_(1, ids[part], -odds_grad[part])
+            grad.sub_(even)  # probabilities minus smoothed targets
             grad.scatter_add_(1, label, grad.new_full(label.shape, smoothing - 1))
             bias_grad += grad.sum(0)
             grad = grad.to(dtype)
             x_grad[part] = grad @ low_weight
             weight_grad += grad.mT @ low_x[part]
-        ctx.save_for_backward(x_grad.to(x.dtype), weight_grad.to(weight.dtype), bias_grad.to(bias.dtype))
+        ctx.save_for_backward(x_grad.to(x.dtype), weight_grad.to(weight.dtype), bias_grad.to(bias.dtype), odds_grad)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx, loss_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        x_grad, weight_grad, bias_grad = ctx.saved_tensors
-        return x_grad * loss_grad, weight_grad * loss_grad, bias_grad * loss_grad, None, None, None
+        return *(grad * loss_grad for grad in ctx.saved_tensors), None, None, None, None
 
 
 def linear_cross_entropy(
-    x: Tensor, layer: nn.Linear, labels: Tensor, num_items: Tensor | int, smoothing: float
+    x: Tensor,
+    layer: nn.Linear,
+    labels: Tensor,
+    num_items: Tensor | int,
+    smoothing: float,
+    copies: Copies | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`cross_entropy` of the output of `layer` for x (n, size), with smoothing and, without a gradient, without it."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    none = (len(x), 0)
+    _, odds, ids = copies or (None, x.new_empty(none), labels.new_empty(none))
     with torch.autocast(device, enabled=False):
-        loss, nll = LinearCrossEntropy.apply(x, layer.weight, layer.bias, labels, smoothing, dtype)
+        loss, nll = LinearCrossEntropy.apply(x, layer.weight, layer.bias, odds, ids, labels, smoothing, dtype)
+    if copies is not None:
+        loss, nll = loss - copies.log_gate.sum(), nll - copies.log_gate.detach().sum()
     return loss / num_items, nll / num_items
 
 
@@ -225,7 +276,7 @@ def eager_attention(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    weights = module.dropout(scores.softmax(-1, dtype=torch.float32).to(query.dtype))
+    weights = module.dropout(widen(scores).softmax(-1).to(query.dtype))
     return (weights @ value).transpose(1, 2), weights
 
 
@@ -266,8 +317,10 @@ class Attention(nn.Module):
         """From (batch, heads, length, size) each to states (batch, query, heads * size) and, where known, the weights."""
         dropout = self.dropout.p if self.training else 0.0
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        if dropout and query.device.type == "cpu" and self.config._attn_implementation == "sdpa":
-            attend = eager_attention  # on a CPU, sdpa has no fused kernel with dropout, and its fallback is slower
+        fused = query.device.type == "cpu" and self.config._attn_implementation == "sdpa"
+        if fused and self.training and (dropout or key.shape[2] <= LONGEST_EAGER):
+            # On a CPU, sdpa has no kernel with dropout, and with gradients it is slower: in bfloat16 up to four times.
+            attend = eager_attention
         y, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs)
         return y.flatten(2), weights
 

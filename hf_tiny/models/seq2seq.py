@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -20,6 +21,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .heads import Count, predict_tokens
 from .layers import (
+    Copies,
     CrossAttention,
     Dropout,
     EncoderBlock,
@@ -30,6 +32,7 @@ from .layers import (
     layer_norm,
     rotary_angles,
     sinusoids,
+    widen,
 )
 
 __all__ = ["HfTinySeq2SeqConfig", "HfTinySeq2SeqForConditionalGeneration", "HfTinySeq2SeqModel"]
@@ -47,12 +50,13 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
     norm_first: LayerNorm before each layer instead of after the residual sum.
     scale_embedding: multiply embeddings by the square root of `hidden_size`.
     label_smoothing: the share of each target's probability that the loss spreads over the vocabulary.
+    copy_attention: whether a token may also be copied from the source: see `Pointer`.
     use_cache: whether keys and values are kept for the next token. When None, `generate` does so, and `forward` when asked to.
     """
 
     model_type = "hf_tiny_seq2seq"
     attribute_map = {"num_hidden_layers": "encoder_layers"}
-    keys_to_ignore_at_inference = ["past_key_values", "nll"]
+    keys_to_ignore_at_inference = ["past_key_values", "nll", "copy_attentions"]
     choices = {"position_embedding_type": ("sinusoidal", "learned", "rotary")}
 
     vocab_size: int = 37000
@@ -71,6 +75,7 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
     norm_first: bool = False
     scale_embedding: bool = True
     label_smoothing: float | int = 0.1
+    copy_attention: bool = False
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 0
@@ -110,9 +115,19 @@ class HfTinySeq2SeqLMOutput(Seq2SeqLMOutput):
     """
     loss: with label smoothing; nll: without it, and without a gradient. Both are divided by the count of labels.
     logits (batch, length, vocabulary): not in training, when there are labels.
+    copy_attentions (batch, length, source): the probability with which each token of the source is copied, when attentions
+        are asked for. What is missing to a sum of 1 is the vocabulary's share.
     """
 
     nll: Tensor | None = None
+    copy_attentions: Tensor | None = None
+
+
+@dataclass
+class HfTinySeq2SeqEncoderOutput(BaseModelOutput):
+    """source_ids (batch, source): what can be copied; None where nothing is."""
+
+    source_ids: Tensor | None = None
 
 
 def top_k(x: Tensor, k: int, block: int = 128) -> tuple[Tensor, Tensor]:
@@ -130,6 +145,35 @@ def top_k(x: Tensor, k: int, block: int = 128) -> tuple[Tensor, Tensor]:
 
 class DecoderBlock(EncoderBlock):
     """An `EncoderBlock` that also attends to what the encoder says. A class of its own: sharding wraps blocks by class."""
+
+
+class Pointer(nn.Module):
+    """A pointer to the source beside the output layer, and a gate between the two: the pointer-generator network of See
+    et al. (2017). Scores are a bilinear form of the decoder's states and the encoder's, so there are no keys to cache."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.query = nn.Linear(size, size)
+        self.gate = nn.Linear(2 * size, 1)
+
+    def forward(self, x: Tensor, memory: Tensor, source_ids: Tensor, mask: Tensor | None) -> tuple[Copies, Tensor]:
+        """x (batch * copies, length, hidden), memory (batch, source, hidden), mask (batch, source); also the probability
+        of each place of the source."""
+        states = x.reshape(memory.shape[0], -1, x.shape[-1])  # the beams of a text share its source
+        scores = widen(self.query(states) @ memory.mT) * x.shape[-1] ** -0.5  # (batch, target, source)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None].bool(), torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1)
+        gate = widen(self.gate(torch.cat((states, weights.to(memory.dtype) @ memory), dim=-1)))
+        same = source_ids[:, :, None] == source_ids[:, None]  # (batch, source, source)
+        with torch.autocast(x.device.type, enabled=False):
+            copied = weights @ same.to(weights.dtype)  # c of the token at each place
+        again = same.tril(-1).any(-1)[:, None]  # not the first place of its token
+        odds = (copied.clamp(min=torch.finfo(copied.dtype).tiny).log() - gate).masked_fill(again, -torch.inf)
+        ids = source_ids[:, None].expand_as(odds)
+        shape = (*x.shape[:2], -1)
+        parts = (part.reshape(shape) for part in (F.logsigmoid(gate), odds, ids))
+        return Copies(*parts), (weights * (-gate).sigmoid()).reshape(shape)
 
 
 class HfTinySeq2SeqPreTrainedModel(HfTinyPreTrainedModel):
@@ -191,12 +235,13 @@ class HfTinySeq2SeqEncoder(HfTinySeq2SeqPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         **kwargs,
-    ) -> BaseModelOutput:
+    ) -> HfTinySeq2SeqEncoderOutput:
         x, angles = self.positions(embed(self.word_embeddings, input_ids, inputs_embeds))
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
         for layer in self.layers:
             x = layer(x, mask, angles, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.norm(x))
+        source_ids = input_ids if self.config.copy_attention else None  # `generate` only keeps what the encoder gives
+        return HfTinySeq2SeqEncoderOutput(last_hidden_state=self.norm(x), source_ids=source_ids)
 
 
 class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
@@ -242,7 +287,7 @@ class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
 
 
 class HfTinySeq2SeqModel(HfTinySeq2SeqPreTrainedModel):
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head"]
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head", r"^copy_attention"]
 
     def __init__(self, config: HfTinySeq2SeqConfig):
         super().__init__(config)
@@ -307,6 +352,8 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
         super().__init__(config)
         self.model = HfTinySeq2SeqModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        if config.copy_attention:
+            self.copy_attention = Pointer(config.hidden_size)
         self.post_init()
 
     @can_return_tuple
@@ -336,9 +383,26 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
         x = outputs.last_hidden_state
         if labels is None:
             x = slice_logits_to_keep(x, logits_to_keep)
-        loss, nll, logits = predict_tokens(self.lm_head, x, labels, num_items_in_batch, self.config.label_smoothing)
         rest = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        copies = None
+        if self.config.copy_attention:
+            source_ids = self.source_ids(input_ids, encoder_outputs)
+            copies, weights = self.copy_attention(x, outputs.encoder_last_hidden_state, source_ids, attention_mask)
+            if kwargs.get("output_attentions"):
+                rest["copy_attentions"] = weights
+        smoothing = self.config.label_smoothing
+        loss, nll, logits = predict_tokens(self.lm_head, x, labels, num_items_in_batch, smoothing, copies)
         return HfTinySeq2SeqLMOutput(loss=loss, logits=logits, nll=nll, **rest)
+
+    def source_ids(self, input_ids: Tensor | None, encoder_outputs: BaseModelOutput | tuple | None) -> Tensor:
+        if input_ids is None and isinstance(encoder_outputs, HfTinySeq2SeqEncoderOutput):
+            input_ids = encoder_outputs.source_ids
+        if input_ids is None:
+            raise ValueError(
+                "copy_attention is True, and states or embeddings do not say which tokens to copy: give input_ids, beside "
+                "encoder_outputs if there are any."
+            )
+        return input_ids
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shifted right behind the start token; -100 becomes padding afterwards."""

@@ -29,7 +29,7 @@ from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source, pair_batch
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import TextSplitArguments, read_splits
-from hf_tiny.data.windows import Feature
+from hf_tiny.data.windows import CollateWindows, Feature
 from hf_tiny.errors import InputError, require
 from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss, perplexity
 from hf_tiny.hub import Card
@@ -37,10 +37,12 @@ from hf_tiny.metrics import Metric, share
 from hf_tiny.models import HfTinySeq2SeqConfig
 from hf_tiny.models.words import plain_tokenizer
 from hf_tiny.start import ENCODER_DECODER, read_config, start_model
+from hf_tiny.tasks.predictor import FILE, Line, Predictor
 
 logger = logging.getLogger(__name__)
 
 SIDES = ("input_ids", "labels")  # what of a feature is padded: for `BucketedBatches`
+COPIED = 0.1  # share of the target's tokens from which on a model may copy
 COMPARED = 1000  # training pairs by which a baseline is chosen
 SHOWN = 3  # number of examples in the log after each evaluation
 
@@ -57,8 +59,17 @@ class PairArguments(TextSplitArguments):
     max_target_length: int = flag(128, "Number of tokens of a target, special tokens included, at most.", low=8)
     truncate_pairs: bool = flag(False, "Cut off what is longer, and count it; else it is an error.")
     skip_empty_pairs: bool = flag(False, "Leave out pairs with an empty side, and count them; else it is an error.")
+    copy_attention: bool | None = flag(
+        None,
+        "Let the model copy from the source; by default where sources and targets share a tenth of their tokens.",
+        group="model",
+    )
     bpe_dropout: float = flag(
         0.0, "Share of BPE merges that are left out in training, so that a text has many forms.", low=0, below=1
+    )
+    num_beams: int = flag(4, "Beams of the search that is evaluated; 1 is greedy.", low=1, group="saving")
+    length_penalty: float = flag(
+        1.0, "Above 0 prefers longer texts: a hypothesis scores sum / length ** penalty.", group="saving"
     )
 
 
@@ -108,7 +119,8 @@ def _file_pairs(patterns: list[str], option: str, decoding: Decoding, arguments:
         for suffix in suffixes:
             if suffix not in sides:
                 raise InputError(f"{option} {next(iter(sides.values()))}: {stem}{suffix}, its other side, is missing.")
-        yield from _aligned_pairs(*(sides[suffix] for suffix in suffixes), arguments, decoding)
+        source, target = (sides[suffix] for suffix in suffixes)
+        yield from _aligned_pairs(source, target, decoding)
 
 
 def _expand(patterns: list[str], option: str, supported: tuple[str, ...]) -> list[str]:
@@ -124,7 +136,7 @@ def _expand(patterns: list[str], option: str, supported: tuple[str, ...]) -> lis
     return found
 
 
-def _aligned_pairs(source: str, target: str, arguments: PairArguments, decoding: Decoding) -> Iterator[Pair]:
+def _aligned_pairs(source: str, target: str, decoding: Decoding) -> Iterator[Pair]:
     first, second = (list(sources.numbered_lines(path, decoding)) for path in (source, target))
     if len(first) != len(second):
         raise InputError(
@@ -145,16 +157,17 @@ def _table_rows(path: str, arguments: PairArguments, decoding: Decoding) -> Iter
             yield f"{path}:{number}", {str(column): cell for column, cell in enumerate(line.split("\t"), 1)}
 
 
-def _row_pair(kind: str, place: str, row: dict, arguments: PairArguments) -> Pair:
-    """The columns that are named; else those of the Hub's `translation`, or of the row, that are named by language."""
+def _row_pair(kind: str, place: str, row: dict, arguments: PairArguments, labelled: bool = True) -> Pair:
+    """The columns that are named; else those of the Hub's `translation`, or of the row, that are named by language. Without
+    `labelled` there need be no target."""
     inner = row.get("translation")
     cells = inner if arguments.source_column is None and isinstance(inner, dict) else row
     texts = []
-    for side in ("source", "target"):
+    for side in ("source", "target") if labelled else ("source",):
         name = vars(arguments)[f"{side}_column"] or vars(arguments)[f"{side}_lang"] or side
         option = f"--{side}_column or --{side}_lang" if cells is inner else f"--{side}_column"
         texts.append(sources.text_cell(cells, name, place, option).strip())
-    return Pair(*texts, place, place, kind, row)
+    return Pair(texts[0], "".join(texts[1:]), place, place, kind, row)
 
 
 def _is_filled(pair: Pair, counts: Counter, arguments: PairArguments) -> bool:
@@ -223,6 +236,18 @@ def pair_features(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, arg
         {"input_ids": encoder.framed(source, 0), "labels": encoder.framed(target, 1), "example": example}
         for example, (source, target) in enumerate(zip(*sides, strict=True))
     ]
+
+
+def copied_share(features: Sequence[Feature]) -> float:
+    """How many of the targets' tokens stand in their own source, less those that stand in the source of another pair, as
+    punctuation does."""
+    own = other = count = 0
+    for feature, another in zip(features, [*features[1:], *features[:1]], strict=True):
+        target = feature["labels"]
+        own += np.isin(target, feature["input_ids"]).sum()
+        other += np.isin(target, another["input_ids"]).sum()
+        count += len(target)
+    return float(own - other) / count
 
 
 @dataclass(frozen=True)
@@ -298,8 +323,8 @@ class BpeDropout:
 
     def _merges(self, pieces: list[str]) -> list[tuple[int, int]]:
         """Rank and place, the first merge first."""
-        ranked = ((self.ranks.get(pair), place) for place, pair in enumerate(pairwise(pieces)))
-        return sorted(merge for merge in ranked if merge[0] is not None)
+        pairs = enumerate(pairwise(pieces))
+        return sorted((self.ranks[pair], place) for place, pair in pairs if pair in self.ranks)
 
 
 def _merged(pieces: list[str], merge: tuple[int, int]) -> list[str]:
@@ -311,12 +336,18 @@ def _merged(pieces: list[str], merge: tuple[int, int]) -> list[str]:
 
 
 def start_encoder_decoder(
-    recipe, tokenizer: PreTrainedTokenizerBase, texts: Callable[[], Iterable[str]] | None = None, **settings
+    recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    copied: float,
+    texts: Callable[[], Iterable[str]] | None = None,
+    **settings,
 ) -> PreTrainedModel:
     """The encoder-decoder named in the recipe, else one of its size from scratch.
 
+    copied: by which it is decided whether the model may copy, if the recipe does not say: see `copied_share`.
     settings: dropout and label smoothing, which also a pretrained model gets.
     """
+    settings["copy_attention"] = copied >= COPIED if recipe.copy_attention is None else recipe.copy_attention
     start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id  # as T5 does
     ids = {
         "bos_token_id": tokenizer.bos_token_id,
@@ -327,13 +358,25 @@ def start_encoder_decoder(
         config = read_config("--model_name_or_path", recipe.model_name_or_path, ENCODER_DECODER)
         ids = {}
         if not isinstance(config, HfTinySeq2SeqConfig):
-            settings = _native_settings(config, settings)
+            settings = _native_settings(config, settings, recipe)
+        elif recipe.copy_attention is None and config.copy_attention:
+            settings["copy_attention"] = True  # it has learned to
         _check_lengths(recipe, config)
+    if "copy_attention" in settings:
+        logger.info(
+            f"{copied:.0%} of the target's tokens stand in their source, beyond chance: copy attention is "
+            f"{'on' if settings['copy_attention'] else 'off'} (--copy_attention changes that)."
+        )
     return start_model(recipe, AutoModelForSeq2SeqLM, tokenizer, ENCODER_DECODER, texts=texts, **ids, **settings)
 
 
-def _native_settings(config: PreTrainedConfig, settings: dict) -> dict:
+def _native_settings(config: PreTrainedConfig, settings: dict, recipe) -> dict:
     """Of the settings what a native model has: dropout, under its own name."""
+    if recipe.copy_attention:
+        raise InputError(
+            f"--copy_attention: --model_name_or_path {recipe.model_name_or_path} is a {config.model_type} of transformers, "
+            "which has none. Leave it out, or start from an encoder-decoder of hf_tiny."
+        )
     if settings["label_smoothing"]:
         logger.warning(f"A {config.model_type} has no label smoothing: it is trained without.")
     known = config.to_dict()
@@ -426,16 +469,57 @@ class PairEvaluation(DenoisingEvaluation):
             logger.info(f"  {pair.source!r} -> {text!r} (right: {pair.target!r})")
         return {**super().compute(results), **figures}
 
-    def report(self, folder: Path) -> None:
+    def answer(self, model: nn.Module, batch: Batch) -> Results:
+        return self.generate(model, batch)
+
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
         """Tables as they were read, with a column `prediction`; of aligned files the predictions, a line each, in a file
-        that ends as those of the targets. And an image of what the decoder looks at."""
-        rows = []
+        that ends as those of the targets."""
         for pair, text in zip(self.pairs, written_texts(self.results), strict=True):
             table = pair.kind in sources.TABLES
-            rows.append((pair.kind, {**pair.row, "prediction": text} if table else " ".join(text.splitlines())))
-        predictions.write(rows, folder, f"{self.split}_predictions")
+            yield pair.kind, {**pair.row, "prediction": text} if table else " ".join(text.splitlines())
+
+    def report(self, folder: Path) -> None:
+        """The predictions, and an image of what the decoder looks at."""
+        predictions.write(self.rows(), folder, f"{self.split}_predictions")
         weights, *tokens = cross_attention(self.model, self.tokenizer, self.pairs[0])
         report.draw_attention(folder / f"{self.split}_attention.png", weights, *tokens)
+
+
+class PairPredictor(Predictor):
+    """The model writes; there is nothing to choose from."""
+
+    ARGUMENTS, WHAT = PairArguments, "pairs"
+
+    def read(self, patterns: Sequence[str], labelled: bool) -> list[Pair]:
+        if not labelled:
+            return super().read(patterns, labelled)
+        counts: Counter = Counter()
+        pairs = list(_file_pairs(list(patterns), FILE, self.arguments.decoding, self.arguments))
+        return [pair for pair in pairs if _is_filled(pair, counts, self.arguments)]
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[Pair]:
+        for place, row in _table_rows(path, self.arguments, decoding):
+            yield _row_pair(sources.kind(path), place, row, self.arguments, labelled)
+
+    def from_texts(self, lines: list[Line]) -> list[Pair]:
+        return [Pair(line.strip(), "", place, place, sources.TEXT, {}) for place, line in lines]
+
+    def evaluation(self, items: list[Pair], labelled: bool, split: str) -> PairEvaluation:
+        features, pad = pair_features(items, self.processor, self.arguments), self.processor.pad_token_id
+        batches = self.batches(features, CollatePairs(pad), SIDES)
+        if not labelled:
+            features = [{name: feature[name] for name in ("input_ids", "example")} for feature in features]
+            batches = self.batches(features, CollateWindows(pad))
+        written = {name: vars(self.arguments)[name] for name in ("num_beams", "length_penalty")}
+        written["max_new_tokens"] = self.arguments.max_target_length
+        return PairEvaluation(batches, items, split, self.model, self.processor, **written)
+
+    def train_items(self) -> list[Pair]:
+        return read_pairs(self.arguments)["train"]
+
+    def baseline(self, splits: dict[str, list[Pair]]) -> Baseline:
+        return pair_baseline(splits)
 
 
 def pair_baseline(pairs: dict[str, list[Pair]]) -> Baseline:
@@ -463,7 +547,7 @@ def cross_attention(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair: Pair
 ) -> tuple[np.ndarray, list[str], list[str]]:
     """The last layer's attention from the tokens of the target to those of the source, the mean over heads; and these
-    tokens."""
+    tokens. Of a model that copies: the probability with which each token is copied, and the vocabulary's share first."""
     source = tokenizer(pair.source, return_tensors="pt", truncation=True, max_length=48).to(model.device)
     labels = tokenizer(text_target=pair.target, return_tensors="pt", truncation=True, max_length=48).to(model.device)
     with report.recorded_attention(model):
@@ -474,7 +558,11 @@ def cross_attention(
             output_attentions=True,
         )
     rows, columns = (tokenizer.convert_ids_to_tokens(side["input_ids"][0]) for side in (labels, source))
-    return array(outputs.cross_attentions[-1][0].mean(0)), rows, columns
+    copied = outputs.get("copy_attentions")  # native models have none
+    if copied is None:
+        return array(outputs.cross_attentions[-1][0].mean(0)), rows, columns
+    gate = 1 - copied[0].sum(-1, keepdim=True)
+    return array(torch.cat((gate, copied[0]), dim=-1)), rows, ["vocabulary", *columns]
 
 
 def pair_card(recipe, example: str, data: str) -> Card:

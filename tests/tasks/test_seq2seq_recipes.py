@@ -209,7 +209,7 @@ def test_two_processes_train_like_one_that_accumulates(home, tmp_path):
 
 def test_a_killed_run_resumes_bit_for_bit(home, tmp_path):
     """With dropout, also of merges, over several epochs; the checkpoints before and after the kill are averaged."""
-    settings = given(home, bpe_dropout=0.1, max_train_samples=30, max_steps=9, save_steps=3)
+    settings = given(home, bpe_dropout=0.1, max_train_samples=30, max_steps=9, save_steps=3, copy_attention="true")
     whole, run_dir = done(tmp_path / "whole", **settings), tmp_path / "run"
     # The fifth call saves the optimiser of the third checkpoint.
     killed = run(run_dir, function=partial(tiny_run.run_killed, "torch.save:5"), **settings)
@@ -362,6 +362,11 @@ def a_bert(folder, home):
     ]
 
 
+def native_copies(folder, home):
+    flags = {"model_name_or_path": native("t5", folder / "t5"), "copy_attention": "true"}
+    return flags, ["--copy_attention", "is a t5 of transformers, which has none"]
+
+
 def no_model(folder, home):
     return {"model_name_or_path": folder / "none"}, [f"--model_name_or_path {folder / 'none'}"]
 
@@ -383,7 +388,7 @@ def few_positions(folder, home):
 
 
 MISTAKES = [different_lines, empty_side, empty_aligned_side, too_long, no_column, one_file, a_bert, no_model]
-MISTAKES += [another_tokenizer, best_and_mean, few_positions]
+MISTAKES += [another_tokenizer, best_and_mean, few_positions, native_copies]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.__name__)

@@ -435,17 +435,43 @@ def test_nll_is_the_loss_of_models_that_give_none(tokenizer):
     assert judge.compute(results) == {"loss": 2.0, "nll": 2.0, "ppl": pytest.approx(np.exp(2))}
 
 
-def test_attention_of_a_pair(tokenizer):
+@pytest.mark.parametrize("copying", [False, True])
+def test_attention_of_a_pair(tokenizer, copying):
     config = HfTinySeq2SeqConfig(
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id,
-        decoder_start_token_id=tokenizer.bos_token_id,
+        decoder_start_token_id=tokenizer.bos_token_id, copy_attention=copying,
     )  # fmt: skip
     model = HfTinySeq2SeqForConditionalGeneration(config)
     (pair,) = sample(1)
     weights, rows, columns = translate.cross_attention(model, tokenizer, pair)
     assert rows[-1] == columns[-1] == "</s>" and weights.shape == (len(rows), len(columns))
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+    assert (columns[0] == "vocabulary") == copying
+    if copying:  # a gate that was not trained, and the rest for the source
+        assert weights[:, 0].min() > 0.2 and weights[:, 0].max() < 0.8
+
+
+def test_share_of_copied_tokens():
+    """Beyond chance: token 9 stands everywhere."""
+    rows = [([1, 2, 9], [1, 2, 9, 7]), ([3, 4, 9], [3, 8, 9, 7])]
+    features = [{"input_ids": np.array(source), "labels": np.array(target)} for source, target in rows]
+    assert translate.copied_share(features) == 3 / 8
+    assert translate.copied_share([features[0], {**features[1], "labels": np.array([5, 6, 9, 7])}]) == 2 / 8
+
+
+@pytest.mark.parametrize(
+    ("given", "copied", "expected"), [(None, 0.1, True), (None, 0.09, False), (True, 0.0, True), (False, 0.9, False)]
+)
+def test_a_model_copies_where_texts_share_tokens(tokenizer, caplog, given, copied, expected):
+    """One from scratch, unless the recipe says otherwise."""
+    settings = {} if given is None else {"copy_attention": given}
+    recipe = parse(modules.load("recipes/finetune_seq2seq.py").Recipe, settings=settings)
+    with caplog.at_level("INFO"):
+        model = translate.start_encoder_decoder(recipe, tokenizer, copied, label_smoothing=0.0)
+    assert model.config.copy_attention is expected
+    assert f"{copied:.0%} of the target's tokens" in caplog.text
+    assert f"copy attention is {'on' if expected else 'off'}" in caplog.text
 
 
 # The built-in pairs
