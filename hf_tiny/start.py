@@ -160,16 +160,22 @@ def base_name(recipe: StartArguments) -> str:
     return f"scratch, with the configuration of `{recipe.config_name}`" if recipe.config_name else "scratch"
 
 
-def read_config(option: str, name: str, kind: Kind, *, trust_remote_code: bool = False, **changes) -> PreTrainedConfig:
-    """The configuration of a model, which must be of the kind."""
+def load_config(option: str, name: str, *, trust_remote_code: bool = False, **changes) -> PreTrainedConfig:
+    """The configuration of a model of any kind. option: the flag that names it, for messages; none where no flag does."""
+    place = f"{option} {name}".lstrip()
     check_place(option, name)
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **changes)
     except (OSError, ValueError) as error:
         reason = str(error)
         if "trust_remote_code" in reason:
             reason = "it comes with code of its own. Read that, then give --trust_remote_code to run it."
-        raise InputError(f"{option} {name}: no model could be found there: {reason}{similar_folder(name)}") from error
+        raise InputError(f"{place}: no model could be found there: {reason}{similar_folder(name)}") from error
+
+
+def read_config(option: str, name: str, kind: Kind, *, trust_remote_code: bool = False, **changes) -> PreTrainedConfig:
+    """The configuration of a model, which must be of the kind."""
+    config = load_config(option, name, trust_remote_code=trust_remote_code, **changes)
     settings = config.to_dict()
     if trust_remote_code and type(config).__module__.startswith("transformers_modules"):
         return config  # what it can be is known to its code only

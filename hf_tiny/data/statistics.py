@@ -132,6 +132,13 @@ def num_tokens(counts) -> int:
     return int(counts.sum() // (2 * sum(WEIGHTS)))
 
 
+def log_frequencies(counts) -> np.ndarray:
+    """(vocabulary,), float32: the logarithm of how frequent each token is, a mean token having 0. A token that stands near no
+    other counts as half a one."""
+    sums = np.asarray(counts.sum(1), dtype=np.float64) + sum(WEIGHTS)
+    return np.log(sums / sums.mean()).astype(np.float32)
+
+
 def token_vectors(counts, size: int) -> np.ndarray:
     """(vocabulary, at most `size`), float32; zeros for a token that stands near no other.
 

@@ -52,7 +52,9 @@ class HfTinyElectraConfig(EncoderConfig):
     """Sizes of the discriminator; the generator is `generator_size` times as wide and has the same depth.
 
     sharing: what generator and discriminator have in common: "none", "embeddings" (word, position and type
-        embeddings with their norm; the paper's choice) or "all" (needs `generator_size` 1).
+        embeddings with their norm; the paper's choice), "all" (needs `generator_size` 1), or "disentangled" (He et al., 2021):
+        the discriminator's embeddings are the generator's plus a difference that it learns, and its loss does not move the
+        generator's. The model has both tables, as with "none"; what trains it adds the generator's steps to the other.
     position_embedding_type: "absolute" (learned, as in the paper) or "rotary".
     norm_first: LayerNorm before each layer instead of after the residual sum.
     discriminator_weight: λ of the paper's equation 3.
@@ -62,7 +64,7 @@ class HfTinyElectraConfig(EncoderConfig):
 
     model_type = "hf_tiny_electra"
     choices = {
-        "sharing": ("none", "embeddings", "all"),
+        "sharing": ("none", "embeddings", "all", "disentangled"),
         "position_embedding_type": ("absolute", "rotary"),
         "architecture": ("electra", "modern"),
     }
@@ -102,6 +104,11 @@ class HfTinyElectraConfig(EncoderConfig):
     @property
     def modern(self) -> bool:
         return self.architecture == "modern"
+
+    @property
+    def two_tables(self) -> bool:
+        """Whether the generator has embeddings of its own."""
+        return self.sharing in ("none", "disentangled")
 
     def sizes(self, scale: float) -> tuple[int, int, int]:
         """(hidden size, heads, feed-forward size) of an encoder that is `scale` times as wide."""
@@ -246,13 +253,13 @@ class HfTinyElectraForMaskedLM(EncoderHead, HfTinyElectraPreTrainedModel):
     def __init__(self, config: HfTinyElectraConfig):
         super().__init__(config)
         own, shared = nn.ModuleDict(), nn.ModuleDict()
-        (own if config.sharing == "none" else shared)["embeddings"] = ElectraEmbeddings(config)
+        (own if config.two_tables else shared)["embeddings"] = ElectraEmbeddings(config)
         (shared if config.sharing == "all" else own)["encoder"] = ElectraEncoder(config, config.generator_size)
         self.generator = own
         self.electra = self.build_shared(shared)
         self.generator_head = GeneratorHead(config, config.generator_size)
         self.generator_lm_head = nn.Linear(config.embedding_size, config.vocab_size)
-        owner = "generator" if config.sharing == "none" else "electra"
+        owner = "generator" if config.two_tables else "electra"
         self._tied_weights_keys = {"generator_lm_head.weight": f"{owner}.embeddings.word_embeddings.weight"}
         self.post_init()
 
@@ -273,7 +280,7 @@ class HfTinyElectraForMaskedLM(EncoderHead, HfTinyElectraPreTrainedModel):
 
     @property
     def generator_embeddings(self) -> ElectraEmbeddings:
-        return (self.generator if self.config.sharing == "none" else self.electra).embeddings
+        return (self.generator if self.config.two_tables else self.electra).embeddings
 
     @property
     def generator_encoder(self) -> ElectraEncoder:
@@ -426,8 +433,8 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
         self.electra.set_input_embeddings(value)
 
     def _resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """Of both: with sharing "none" the generator has embeddings of its own."""
-        if self.config.sharing == "none":
+        """Of both, where the generator has embeddings of its own."""
+        if self.config.two_tables:
             self._get_resized_embeddings(self.generator.embeddings.word_embeddings, *args, **kwargs)  # in place
         return super()._resize_token_embeddings(*args, **kwargs)
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +24,22 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import checkpoint, convert
 from hf_tiny.arguments import flag
-from hf_tiny.callbacks import Callback, Stages, TrainState
+from hf_tiny.callbacks import Callback, FollowGenerator, Stages, TrainState
+from hf_tiny.data import sources, statistics
 from hf_tiny.data.batches import Batch, Batches, Source
 from hf_tiny.data.corpus import Corpus, CorpusArguments
-from hf_tiny.data.encoding import UTF8
+from hf_tiny.data.encoding import UTF8, Decoding
 from hf_tiny.data.masking import MaskTokens
+from hf_tiny.data.windows import CollateWindows, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results, array, mean_loss, perplexity
 from hf_tiny.metrics import Metric
 from hf_tiny.models import HfTinyElectraConfig, HfTinyElectraForPreTraining
 from hf_tiny.models.electra import OBJECTIVES
 from hf_tiny.optim import parameter_groups
+from hf_tiny.processes import on_main
 from hf_tiny.start import ENCODER, InitArguments, check_init, quiet, read_config, start_words
+from hf_tiny.tasks.predictor import Line, Predictor
 from hf_tiny.tokenizer import NEEDED_TOKENS, extend_tokenizer, load_existing
 
 logger = logging.getLogger(__name__)
@@ -60,7 +64,9 @@ class ElectraArguments(InitArguments):
         low=-1,
     )
     freeze_words: bool = flag(
-        False, "Keep the discriminator's word embeddings as they are, if they start from statistics."
+        False,
+        "Keep the discriminator's word embeddings as they are, if they start from statistics (not with --sharing "
+        "disentangled).",
     )
     mlm_probability: float = flag(0.15, "Share of tokens that are masked.", above=0, below=1)
     model_name_or_path: str | None = flag(
@@ -86,10 +92,20 @@ def start_electra(
     length = max(512, recipe.max_seq_length)
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": length}
     model = HfTinyElectraForPreTraining(recipe.build_config(**sizes))
-    if start_from_corpus(recipe, model, tokenizer, corpus) and recipe.freeze_words and recipe.objective in JUDGING:
-        model.get_input_embeddings().weight.requires_grad_(False)
-        logger.info("The word embeddings are not trained: see --freeze_words.")
-    return model, tokenizer, []
+    if start_from_corpus(recipe, model, tokenizer, corpus):
+        # The generator begins with how frequent words are: at the usual rates its biases would take thousands of steps.
+        frequencies = on_main(lambda: statistics.log_frequencies(corpus.pair_counts(tokenizer)))
+        model.generator_lm_head.bias.data.copy_(torch.from_numpy(frequencies))
+        if recipe.freeze_words and recipe.objective in JUDGING and model.config.sharing != "disentangled":
+            model.get_input_embeddings().weight.requires_grad_(False)
+            logger.info("The word embeddings are not trained: see --freeze_words.")
+    if model.config.sharing == "disentangled":  # what the discriminator adds to the generator's begins at 0
+        model.electra.embeddings.load_state_dict(model.generator.embeddings.state_dict())
+    return model, tokenizer, sharing_callbacks(model)
+
+
+def sharing_callbacks(model: HfTinyElectraForPreTraining) -> list[Callback]:
+    return [FollowGenerator(model)] if model.config.sharing == "disentangled" else []
 
 
 def start_from_corpus(recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> bool:
@@ -114,7 +130,8 @@ def continue_electra(
     if recipe.extend_vocab:
         extend(model, tokenizer, extend_tokenizer(tokenizer, corpus.documents(), recipe.extend_vocab))
     files = recipe.measure_forgetting
-    return model, tokenizer, [PretrainingLosses(model, old, files, recipe.encoding)] if files else []
+    losses = [PretrainingLosses(model, old, files, recipe.encoding)] if files else []
+    return model, tokenizer, [*losses, *sharing_callbacks(model)]
 
 
 def load_electra(name: str) -> tuple[HfTinyElectraForPreTraining, str]:
@@ -282,6 +299,112 @@ class TokenEvaluation(Evaluation):
     def compute(self, results: Results) -> dict[str, float]:
         loss, bits = mean_loss(results), results["loss"].sum(dtype=np.float64) / math.log(2)
         return {"loss": loss, "ppl": perplexity(loss), "bits_per_byte": float(bits / results["bytes"].sum())}
+
+
+# A pretrained model at work
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenArguments(WindowArguments):
+    """Which texts."""
+
+    text_column: str = flag("text", "The column that holds the text.")
+    top_k: int = flag(5, "Number of tokens that are proposed for each masked one.", low=1)
+
+
+@dataclass(frozen=True)
+class RawText:
+    text: str
+    place: str
+    kind: str
+    row: dict
+    labels: tuple[str, ...] = ()
+
+
+class TokenEvidence(Evaluation):
+    """What a discriminator thinks of each token, and what a generator proposes for each masked one."""
+
+    def __init__(self, batches: Source, texts: Sequence[RawText], tokenizer: PreTrainedTokenizerBase, top_k: int):
+        super().__init__(batches)
+        self.texts, self.tokenizer, self.top_k = texts, tokenizer, top_k
+
+    def answer(self, model: nn.Module, batch: Batch) -> Results:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
+        outputs, ids = model(**inputs), batch["input_ids"]
+        judged = outputs.logits.ndim == 2
+        logits = outputs.logits
+        if judged and isinstance(model, HfTinyElectraForPreTraining):
+            logits = model.generator_lm_head(model.generator_head(model.run_generator(**inputs)))
+        special = torch.tensor(self.tokenizer.all_special_ids, device=ids.device)
+        masked = ids.eq(self.tokenizer.mask_token_id)
+        shown = masked | ~torch.isin(ids, special)
+        scores, tokens = torch.zeros(*ids.shape, 0), torch.zeros(*ids.shape, 0, dtype=torch.long)
+        if logits.ndim == 3:
+            scores, tokens = (logits * masked[:, :, None]).softmax(-1).topk(min(self.top_k, logits.shape[-1]))
+        replaced = outputs.logits.sigmoid() if judged else torch.full(ids.shape, math.nan)
+        example = batch["about"]["example"][:, None].expand_as(ids)
+        found = {
+            "ids": ids,
+            "example": example,
+            "replaced": replaced,
+            "masked": masked,
+            "scores": scores,
+            "tokens": tokens,
+        }
+        return {name: array(value[shown.to(value.device)]) for name, value in found.items()}
+
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
+        order = np.argsort(self.results["example"], kind="stable")
+        results = {name: values[order] for name, values in self.results.items()}
+        bounds = np.searchsorted(results["example"], np.arange(len(self.texts) + 1))
+        for text, start, stop in zip(self.texts, bounds, bounds[1:], strict=False):
+            part = {name: values[start:stop] for name, values in results.items()}
+            row = {**text.row, "tokens": self.tokenizer.convert_ids_to_tokens(part["ids"].tolist())}
+            if not np.isnan(part["replaced"]).any():
+                row["replaced"] = part["replaced"].round(4).tolist()
+            if part["tokens"].size:
+                row["prediction"] = [
+                    dict(zip(self.tokenizer.convert_ids_to_tokens(ids), scores, strict=True))
+                    for ids, scores in zip(
+                        part["tokens"][part["masked"]].tolist(),
+                        part["scores"][part["masked"]].round(4).tolist(),
+                        strict=True,
+                    )
+                ]
+            yield text.kind, row
+
+
+class TokenPredictor(Predictor):
+    """Which tokens a discriminator suspects, each with its probability of being replaced; and for each [MASK] the tokens
+    that a generator, or a masked language model, proposes."""
+
+    ARGUMENTS = TokenArguments
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[RawText]:
+        if labelled:
+            raise InputError(
+                f"{path}: a model without a task is measured by its pretraining recipe. Fine-tune it first."
+            )
+        for place, row in sources.table_rows(path, decoding):
+            text = sources.text_cell(row, self.arguments.text_column, place, "--text_column")
+            yield RawText(text, place, sources.kind(path), row)
+
+    def from_texts(self, lines: list[Line]) -> list[RawText]:
+        return [RawText(line, place, ".jsonl", {"text": line}) for place, line in lines]
+
+    def evaluation(self, items: list[RawText], labelled: bool, split: str) -> TokenEvidence:
+        encoder, tokenizer, features = self.arguments.encoder(self.processor), self.processor, []
+        judges = isinstance(self.model, HfTinyElectraForPreTraining | ElectraForPreTraining)
+        for example, item in enumerate(items):
+            ids = tokenizer(item.text, add_special_tokens=False, verbose=False)["input_ids"]
+            if not judges and tokenizer.mask_token_id not in ids:
+                raise InputError(
+                    f"{item.place}: there is no {tokenizer.mask_token} in this text for the model to fill."
+                )
+            windows = [ids[start : start + encoder.room] for start in range(0, max(1, len(ids)), encoder.room)]
+            features += [{**encoder.framed(window), "example": example} for window in windows]
+        batches = self.batches(features, CollateWindows(tokenizer.pad_token_id))
+        return TokenEvidence(batches, items, tokenizer, self.arguments.top_k)
 
 
 # What is forgotten

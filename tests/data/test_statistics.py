@@ -104,6 +104,17 @@ def test_a_large_corpus_is_sampled_and_rare_pairs_are_dropped(corpus, tokenizer,
     assert top in entries(few)  # the most frequent stays
 
 
+def test_frequencies_are_those_of_the_text():
+    texts = [
+        [1, 2, 1, 3] * 50,
+        [1, 3] * 50,
+    ]  # token 1 is twice as frequent as 3, and 3 twice as 2; 0 and 4 do not occur
+    found = np.exp(statistics.log_frequencies(statistics.text_counts([texts], 5)))
+    assert found.mean() == pytest.approx(1)
+    assert found[[1, 3, 2]] / found.sum() == pytest.approx([150 / 300, 100 / 300, 50 / 300], rel=0.02)
+    assert found[0] == found[4] == pytest.approx(found[2] / 100, rel=0.1)
+
+
 def test_vectors_are_those_of_an_exact_decomposition():
     """Tokens 0 and 1 stand in the same places, 2 and 3 in others."""
     numbers = np.random.default_rng(0)

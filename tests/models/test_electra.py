@@ -43,6 +43,7 @@ MODES = {
     "none": {"sharing": "none", "generator_size": 0.5},
     "embeddings": {"sharing": "embeddings", "generator_size": 0.5},
     "all": {"sharing": "all", "generator_size": 1},
+    "disentangled": {"sharing": "disentangled", "generator_size": 0.5},
 }
 every_mode = pytest.mark.parametrize("mode", MODES)
 
@@ -477,7 +478,7 @@ def test_a_joint_checkpoint_loads_into_every_class(mode, tmp_path):
     saved = load_file(tmp_path / "model.safetensors")
     block, embeddings = 12, 5  # tensors in a block, in the embeddings
     encoder = 2 + 3 * block  # with the projection
-    encoders, tables = {"none": (2, 2), "embeddings": (2, 1), "all": (1, 1)}[mode]
+    encoders, tables = {"embeddings": (2, 1), "all": (1, 1)}.get(mode, (2, 2))
     heads = 4 + 1 + 4  # generator head, the bias of its tied output layer, discriminator head
     assert len(saved) == encoders * encoder + tables * embeddings + heads
 
@@ -501,7 +502,7 @@ def test_a_joint_checkpoint_loads_into_every_class(mode, tmp_path):
         found = loaded[auto_class]
         assert found.generator_lm_head.weight is found.generator_embeddings.word_embeddings.weight
         if joint:
-            assert (found.generator_embeddings is found.electra.embeddings) == (mode != "none")
+            assert (found.generator_embeddings is found.electra.embeddings) == (mode in ("embeddings", "all"))
             assert (found.generator_encoder is found.electra.encoder) == (mode == "all")
         # Saved alone and loaded again, the generator is still whole.
         found.save_pretrained(tmp_path / auto_class.__name__)

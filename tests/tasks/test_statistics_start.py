@@ -23,8 +23,27 @@ def test_pretraining_starts_from_statistics_goes_on_exactly_and_is_the_same_in_t
     early, late = (weights(one / f"checkpoint-{step}") for step in (2, 4))
     assert torch.equal(early[WORDS], late[WORDS])  # the words of the tiny preset are not trained
     assert not torch.equal(early["generator_lm_head.bias"], late["generator_lm_head.bias"])
+    assert weights(one)["generator_lm_head.bias"].std() > 0.5  # it began with how frequent words are
     free = finish(tmp_path / "free", "pretrain_electra", freeze_words=False, **flags)
     assert not torch.equal(weights(free / "checkpoint-2")[WORDS], weights(free / "checkpoint-4")[WORDS])
+
+
+def test_disentangled_embeddings_go_on_exactly_and_are_the_same_in_two_processes(tmp_path):
+    """Two processes get the same number of steps from --max_minutes, and the run of one process of so many."""
+    flags = {"train_file": write_text(tmp_path / "text.txt", 1000), "sharing": "disentangled", **TINY, "save_steps": 2}
+    timed = {**flags, "max_steps": -1, "max_minutes": 0.02}
+    two = finish_together(tmp_path / "two", "pretrain_electra", per_device_train_batch_size=4, **timed)
+    flags["max_steps"] = steps = results_of(two)["train_steps"]
+    one = finish(tmp_path / "one", "pretrain_electra", per_device_train_batch_size=8, **flags, save_total_limit=0)
+    assert steps > 4 and results_of(two)["num_processes"] == 2
+    assert tiny_run.largest_difference(one, two) < 1e-4
+    again = finish(tmp_path / "again", "pretrain_electra", per_device_train_batch_size=8, **flags,
+                   resume_from_checkpoint=one / "checkpoint-2")  # fmt: skip
+    tiny_run.assert_same_training(one / f"checkpoint-{steps}", again / f"checkpoint-{steps}")
+    first, last = weights(one / "checkpoint-2"), weights(one)
+    moved = {name: last[name] - first[name] for name in (WORDS, WORDS.replace("electra", "generator"))}
+    assert all(change.abs().max() > 1e-3 for change in moved.values())
+    assert torch.nn.functional.cosine_similarity(*moved.values()).mean() > 0.3  # one follows the other
 
 
 @pytest.mark.parametrize("name", ["pretrain_reformer", "pretrain_seq2seq"])
