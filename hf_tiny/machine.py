@@ -5,6 +5,7 @@ is in recipe.yaml and in every checkpoint, and a run that goes on keeps it.
 """
 
 import copy
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import datasets
@@ -24,6 +27,7 @@ from torch import nn
 from . import checkpoint
 from .data.batches import Batch, Source
 from .evaluation import call, count_flops
+from .models.layers import HfTinyPreTrainedModel
 from .processes import on_main
 
 logger = logging.getLogger(__name__)
@@ -36,8 +40,52 @@ LOSS_TOLERANCE, LEAST_COSINE = 0.05, 0.95  # of the loss, relatively, and of the
 TURNS, TIMEOUT = 3, 300  # measured steps, and the seconds after which the process that measures is given up
 
 
+@contextmanager
+def float32_by(library: str) -> Iterator[None]:
+    """Products of float32 by the library that `best_products` names; by torch's choice again after it."""
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16" if library == "oneDNN" else before
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def best_products(model: nn.Module) -> str:
+    """MKL, by which torch multiplies float32, has no AVX-512 for AMD's processors; oneDNN does, and is twice as fast there.
+
+    torch gives it float32 only where rounding to bfloat16 is allowed. oneDNN makes use of that with AMX alone, and this is
+    checked. The kernel of sdpa, which the Reformer, native models and evaluation use, is slower by oneDNN.
+    """
+    about = torch.cpu.get_capabilities()
+    fits = "AMD" in about.get("cpu_name", "") and about.get("avx512_f") and not about.get("amx_tile")
+    if fits and isinstance(model, HfTinyPreTrainedModel):
+        with float32_by("oneDNN"):
+            if is_float32():
+                return "oneDNN"
+    return "MKL"
+
+
+def is_float32() -> bool:
+    """Whether products have the precision of float32: rounded to bfloat16, a third and 1 would differ by 1e-3."""
+    thirds = torch.full((256, 256), 1 / 3)
+    return bool((thirds @ torch.eye(256) - thirds).abs().max() < 1e-6)
+
+
+def keep_memory() -> None:
+    """Let the C library keep what is freed. By default it gives large pieces back to the system, which must clear them before
+    the next step can have them: a fifth of the time of a small step."""
+    if platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_max = -1, -4  # numbers of malloc.h
+        libc = ctypes.CDLL(None)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(mmap_max, 0)
+
+
 def settle(config, model: nn.Module, batches: Source):
     """The configuration with an answer in the place of every "auto", the same for all processes; sets the threads."""
+    keep_memory()
     before = on_main(lambda: checkpoint.settings(Path(config.output_dir), config.resume_from_checkpoint))
     if before.get("num_threads", 0) > len(os.sched_getaffinity(0)):
         logger.warning(
@@ -85,6 +133,7 @@ def bfloat16_is_better(model: nn.Module, batch: Batch) -> bool:
         type(model).__name__,
         model.config.to_dict(),
         shapes,
+        best_products(model),
     ]
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:20]
     cached = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_machine" / f"{key}.json"
@@ -148,11 +197,13 @@ def measure(model: nn.Module, batch: Batch) -> dict[str, float]:
 
 
 def timed_step(model: nn.Module, batch: Batch, bf16: bool = False) -> tuple[float, float]:
-    """Seconds and loss of a forward and a backward pass."""
+    """Seconds and loss of a forward and a backward pass, as in a run."""
+    products = best_products(model)
     start = time.perf_counter()
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-        loss = call(model, batch, None).loss
-    loss.backward()
+    with float32_by(products):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+            loss = call(model, batch, None).loss
+        loss.backward()
     return time.perf_counter() - start, loss.item()
 
 
@@ -185,4 +236,5 @@ def processor() -> str:
 if __name__ == "__main__":
     saved = torch.load(sys.argv[1], weights_only=False)  # written by this module, for this moment
     torch.set_num_threads(saved["threads"])
+    keep_memory()
     print(json.dumps(measure(saved["model"], saved["batch"])))

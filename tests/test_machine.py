@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import resource
 import signal
 
 import pytest
@@ -81,7 +83,7 @@ def test_another_process_measures_and_may_die(monkeypatch):
 
 def test_small_steps_stay_in_float32_and_nothing_is_tried(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "measured_elsewhere", lambda *_: pytest.fail("tried"))
-    train_here(tmp_path / "run", max_steps=1)
+    train_here(tmp_path / "run", max_steps=1, evaluate=True)
     recipe = recipe_of(tmp_path / "run")
     assert recipe["bf16"] is False and recipe["num_threads"] == torch.get_num_threads()
 
@@ -149,3 +151,57 @@ def test_a_run_says_that_it_has_become_slow(caplog):
         callback.on_step_end(state, torch.nn.Identity())
     (said,) = caplog.messages
     assert "from 10,000 to 1,000 tokens a second" in said and "--num_threads 1" in said
+
+
+def amd(**changes) -> dict:
+    return {"cpu_name": "AMD EPYC", "avx512_f": True, "amx_tile": False, **changes}
+
+
+@pytest.mark.parametrize(
+    ("about", "exact", "library"),
+    [
+        (amd(), True, "oneDNN"),
+        (amd(), False, "MKL"),
+        (amd(amx_tile=True), True, "MKL"),
+        (amd(avx512_f=False), True, "MKL"),
+        (amd(cpu_name="Intel Xeon"), True, "MKL"),
+        ({}, True, "MKL"),
+    ],
+)
+def test_onednn_multiplies_where_it_is_faster_and_as_exact(about, exact, library, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: about)
+    monkeypatch.setattr(machine, "is_float32", lambda: exact)
+    assert machine.best_products(tiny_run.model()) == library
+    assert machine.best_products(torch.nn.Linear(2, 2)) == "MKL"  # sdpa of others would be slower
+
+
+def test_products_that_are_rounded_to_bfloat16_are_found_out():
+    assert machine.is_float32()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not machine.is_float32()
+
+
+def test_steps_multiply_by_onednn_and_evaluations_by_mkl(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tiny.train.best_products", lambda model: "oneDNN")
+    seen, forward = set(), HfTinyElectraForPreTraining.forward
+
+    def watched(self, *args, **kwargs):
+        seen.add((self.training, torch.backends.mkldnn.matmul.fp32_precision))
+        return forward(self, *args, **kwargs)
+
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    monkeypatch.setattr(HfTinyElectraForPreTraining, "forward", watched)
+    train_here(tmp_path / "run", max_steps=1, evaluate=True)
+    assert {(True, "bf16"), (False, before)} <= seen and (False, "bf16") not in seen
+    assert torch.backends.mkldnn.matmul.fp32_precision == before != "bf16"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+def test_freed_memory_is_kept():
+    machine.keep_memory()
+    faults = []
+    for _ in range(7):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.zeros(2**24).add_(1)  # 64 MB
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert sorted(faults)[3] < 2000, faults  # pages; given back, it would be 16,384 each time
