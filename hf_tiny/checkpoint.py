@@ -103,10 +103,10 @@ def complete_or_absent(target: Path, main: bool = True) -> Iterator[Path]:
     """A folder to write into, which takes the place of `target` only when everything in it is on the disk. Where several
     processes write, the main one makes the folder and puts it in its place."""
     draft = target.with_name(f".draft-{target.name}")
-    if main:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
     try:
+        if main:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
         yield draft
         if main:
             _complete(draft, target)
@@ -162,6 +162,8 @@ def sweep(output_dir: Path) -> None:
     """Delete what killed runs have left half written or half deleted."""
     for draft in output_dir.glob(".draft-*checkpoint-*"):
         shutil.rmtree(draft)
+    for draft in output_dir.glob(".tmp??????"):  # of safetensors
+        draft.unlink()
 
 
 def rotate(output_dir: Path, keep: int | None, spare: int | None = None) -> None:
@@ -197,7 +199,13 @@ def abandon_after(output_dir: Path, step: int) -> None:
 def read_log(path: Path) -> list[dict]:
     """The lines of a metrics.jsonl. One that a kill has cut short, or that is damaged, is named and left out."""
     lines = []
-    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}). Move it away: the run goes on without it."
+        ) from error
+    for number, text in enumerate(content.splitlines(), start=1):
         try:
             line = json.loads(text)
             line["step"] + 0

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from .signals import StopHandler, Stopped
+
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs and CPUs, in torch's words
 MEMORY_ADVICE = (
     "The memory is not enough. Use a lower --per_device_train_batch_size (with more --gradient_accumulation_steps the "
@@ -16,14 +18,6 @@ PEER_IS_GONE = "by peer"  # gloo's "Connection closed by peer" and "reset by pee
 
 class InputError(ValueError):
     """What was wrong, where, and what to do. Recipes print it without a traceback and exit with 2."""
-
-
-class Stopped(KeyboardInterrupt):
-    """A run was stopped by a signal, and its checkpoint is saved."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
 
 
 def require(module: str, extra: str) -> ModuleType:
@@ -39,7 +33,8 @@ def require(module: str, extra: str) -> ModuleType:
 def exit_codes() -> Iterator[None]:
     """A command ends with 2 after bad input and with 130 or 143 after a signal, and shows no traceback."""
     try:
-        yield
+        with StopHandler():
+            yield
     except InputError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
@@ -51,7 +46,10 @@ def exit_codes() -> Iterator[None]:
             raise
         sys.exit(1)  # the process that ended first has said why
     except Stopped as stopped:
+        if not stopped.saved:
+            print(
+                "\nStopped outside the training loop: there was nothing to save. What is prepared stays in the cache.",
+                file=sys.stderr,
+                flush=True,
+            )
         sys.exit(128 + stopped.number)
-    except KeyboardInterrupt:
-        print("\nStopped outside the training loop: there was nothing to save.", file=sys.stderr, flush=True)
-        sys.exit(130)

@@ -1,12 +1,9 @@
 """The processes of a run: how they start, agree and stop."""
 
 import logging
-import math
 import os
 import shlex
-import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,21 +15,17 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from transformers.utils.logging import disable_progress_bar
 
 from .callbacks import Callback
-from .data.workers import signal_when_ended
-from .errors import InputError, Stopped
+from .errors import InputError
 from .flags import RECIPES
+from .signals import StopHandler, end_with_launcher
 
 LAUNCH = "--config_file recipes/accelerate/cpu_2proc.yaml"
-PASSED_ON = 5.0  # seconds in which a launcher passes on a signal that SLURM, for one, has sent to all processes as well
 
 
 def start_processes() -> None:
     """Before anything else: the right number of processes, all cores. Reads the launcher's variables."""
-    parent = os.getppid()
+    end_with_launcher()
     launched, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    # A launcher that is killed, as by `docker stop` or SLURM, tells its process nothing.
-    if {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & os.environ.keys() and not signal_when_ended(parent):
-        raise Stopped(signal.SIGTERM)
     # A long timeout: packing and pushing take their time.
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=1))
     if launched != state.num_processes:
@@ -125,27 +118,16 @@ def resume_command() -> str:
     )  # of a flag that is there twice, the last
 
 
-class StopSignal:
+class StopSignal(StopHandler):
     """Ctrl-C and SIGTERM stop the run after the step in which they come: `received` is what this process was sent,
     `agreed` what all processes have agreed on."""
 
     def __init__(self):
+        super().__init__()
         self.alone = PartialState().num_processes == 1
-        self.received, self.agreed, self.since = 0, 0, math.inf
+        self.received = self.agreed = 0
 
-    def __enter__(self) -> None:
-        self.handlers = {number: signal.signal(number, self.ask) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def __exit__(self, *exception) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-
-    def ask(self, number, frame) -> None:
-        """The first signal stops after this step, though it may come twice; a later one ends the process at once."""
-        now = time.monotonic()
-        if now - self.since > PASSED_ON:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.received, self.since = number, min(now, self.since)
+    def stop(self, number: int) -> None:
+        self.received = number
         if self.alone:
             self.agreed = number

@@ -23,9 +23,9 @@ from .arguments import Arguments
 from .callbacks import Callback, SlowdownWarning, TrainState
 from .config import TrainConfig
 from .data.batches import Batch, Prefetcher, Source, num_items
-from .errors import InputError, Stopped, exit_codes
+from .errors import InputError, exit_codes
 from .evaluation import Evaluation, call, divides_by_count, flops_per_token
-from .machine import settle
+from .machine import best_products, float32_by, settle
 from .optim import build_optimizer, drop_frozen_gradients, set_learning_rate
 from .processes import (
     StopSignal,
@@ -48,6 +48,7 @@ from .progress import (
     time_evaluation,
     time_steps,
 )
+from .signals import Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +186,7 @@ class Run:
         if config.torch_compile:
             model.compile()
         self.divides = divides_by_count(model)
+        self.products = best_products(model)
         self.model_class, weights = type(model), len(list(model.parameters()))
         self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, config, groups))
         self.sharded = self.accelerator.is_fsdp2
@@ -364,8 +366,9 @@ class Run:
                         f"No better {config.metric_for_best_model} for {state.evaluations_since_best} evaluations."
                     )
                     break
-        if self.stop.agreed:
-            self.save_and_exit()
+            if self.stop.agreed:
+                bar.close()
+                self.save_and_exit()
         return metrics
 
     def step(self, group: list[Batch]):
@@ -376,10 +379,11 @@ class Run:
         counts = self.sum_over_processes(torch.stack([batch["num_items_in_batch"] for batch in group]).sum(0))
         set_learning_rate(self.optimizer, config, state.step, state.max_steps)
         self.timers.lap("loop")
-        for batch in group[:-1]:
-            with self.accelerator.no_sync(self.model):
-                self.forward_backward(batch, counts)
-        outputs = self.forward_backward(group[-1], counts)
+        with float32_by(self.products):
+            for batch in group[:-1]:
+                with self.accelerator.no_sync(self.model):
+                    self.forward_backward(batch, counts)
+            outputs = self.forward_backward(group[-1], counts)
         drop_frozen_gradients(self.optimizer, state.step)
         longest = config.max_grad_norm if config.max_grad_norm > 0 else math.inf
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), longest))
@@ -533,7 +537,7 @@ class Run:
                 f"{resume_command()}",
                 file=sys.stderr,
             )
-        raise Stopped(self.stop.agreed)
+        raise Stopped(self.stop.agreed, saved=True)
 
     def finish(self, metrics: dict[str, float], card: hub.Card) -> dict[str, float]:
         """The finished model at the top of output_dir, its figures, curves and card."""

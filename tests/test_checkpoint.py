@@ -202,3 +202,19 @@ def test_latest_falls_back_on_a_file_that_cannot_be_read(tmp_path, monkeypatch, 
     monkeypatch.setattr(checkpoint, "_digest", refuse)
     assert checkpoint.find(tmp_path, "latest") == first
     assert f"{second} is damaged: model.bin cannot be read (Permission denied)" in caplog.text
+
+
+def test_what_safetensors_leaves_when_it_is_killed_is_swept(tmp_path):
+    (tmp_path / ".tmpQRGhyd").write_text("half of the weights")
+    (tmp_path / "mine.tmp").write_text("not of a run")
+    checkpoint.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.tmp"]
+
+
+def test_a_disk_that_refuses_the_draft_itself_gets_a_message(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with (
+        pytest.raises(InputError, match="checkpoint-4 could not be saved"),
+        checkpoint.complete_or_absent(tmp_path / "file" / "checkpoint-4"),
+    ):
+        pass

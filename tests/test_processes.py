@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -149,22 +150,29 @@ def test_the_command_that_goes_on_works_when_it_is_pasted(monkeypatch):
     assert words[:2] == ["accelerate", "launch"] and words[-3:] == [sys.argv[-1], "--resume_from_checkpoint", "latest"]
 
 
-def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path):
+@pytest.mark.parametrize(("processes", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)])
+def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path, processes, number):
     """`accelerate launch` starts the script and waits: SIGTERM, of `docker stop` say, ends it without a word to the script."""
     run, script = tmp_path / "run", tmp_path / "toy.py"
     script.write_text(SCRIPT.format(tests=str(ROOT / "tests")))
     flags = tiny_run.flags(output_dir=run, max_steps=500, pause=0.1, save_steps=0)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", str(script), *flags]
+    two = ["--main_process_port", "0", "--config_file", str(ROOT / "recipes" / "accelerate" / "cpu_2proc.yaml")]
+    options = two if processes == 2 else ["--num_processes", "1", "--cpu"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *options, str(script), *flags]
     launcher = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 120
     while not tiny_run.logged_steps(run) and time.monotonic() < end:
         time.sleep(0.05)
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) != 0
+    children = psutil.Process(launcher.pid).children()
+    assert len(children) == processes
+    launcher.send_signal(number)
+    assert launcher.wait(60) != 0
     while not checkpoint.checkpoints(run) and time.monotonic() < end:
         time.sleep(0.05)
     (saved,) = checkpoint.checkpoints(run)
     assert checkpoint.damage(saved) is None and checkpoint.step_of(saved) < 500
+    assert len(list(saved.glob("rng-*"))) == processes
+    assert not psutil.wait_procs(children, 60)[1]
 
 
 def test_weights_can_be_read_by_those_who_can_read_the_rest(tmp_path):

@@ -2,8 +2,10 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -11,6 +13,8 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch import Tensor
+
+from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +84,7 @@ class Batches(Source):
     """
 
     batch_size: int
+    _mapped: Mapping[str, os.stat_result] = {}  # files that the data is mapped from, as they were
 
     def __init__(
         self, data: Dataset, collate: Callable[[dict, int], Batch], batch_size: int, seed: int, shuffle: bool = True
@@ -89,6 +94,7 @@ class Batches(Source):
         self.fingerprint = f"{_digest(data)}, {collate}"
         say_if_few(len(data), batch_size * shuffle)
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+        self._mapped = {path: os.stat(path) for path in (file["filename"] for file in data.cache_files)}
 
     def __len__(self) -> int:
         """Micro-batches per epoch."""
@@ -99,7 +105,19 @@ class Batches(Source):
         size = len(self.data)
         places = range(first, first + self.batch_size if self.shuffle else min(first + self.batch_size, size))
         rows = [self._row(*divmod(place, size)) for place in places]
+        self._check_files()
         return self.collate(self.data[rows], first)
+
+    def _check_files(self) -> None:
+        """A file that is cut short while it is mapped into memory would end the process without a word (SIGBUS)."""
+        for path, before in self._mapped.items():
+            with suppress(FileNotFoundError):  # what is deleted, or replaced by another, stays mapped
+                now = os.stat(path)
+                if now.st_ino == before.st_ino and now.st_size < before.st_size:
+                    raise InputError(
+                        f"{path} was cut short while it was used. Run the command again with --resume_from_checkpoint latest: "
+                        "the file is then made again."
+                    )
 
     def _row(self, epoch: int, place: int) -> int:
         if not self.shuffle:

@@ -132,8 +132,24 @@ def _sync(path: Path) -> None:
 def _writable(folder: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and "(os error " not in str(
+            error
+        ):  # tokenizers says it with a bare Exception
+            raise
         raise InputError(
             f"{folder}: the cache cannot be written ({error}). Free some space, or set HF_DATASETS_CACHE to a folder that "
             "can be written."
+        ) from error
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """For what was whole a moment ago."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{folder}: the cache cannot be read ({error}). Try again; if it stays so, set HF_DATASETS_CACHE to a folder on "
+            "another disk."
         ) from error

@@ -8,6 +8,7 @@ from functools import lru_cache
 from hf_tiny.data import sources
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.errors import InputError
+from hf_tiny.models.words import split_words
 
 COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL, DEPS, MISC = range(1, 10)
@@ -40,7 +41,7 @@ class Sentence:
     upos: tuple[str, ...] = ()
     text: str = ""
     places: tuple[int, ...] | None = None
-    word_of: tuple[int, ...] | None = None
+    word_of: tuple[int, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -63,9 +64,24 @@ def read_treebank(
         if rows:
             place = f"{path}:{block[0][0]}"
             marked = (line.partition("=")[2].strip() for _, line in block if line.startswith("# sent_id"))
-            fields: dict = {name: tuple(row[at] for row in rows) for name, at in (("words", FORM), ("upos", UPOS))}
-            fields |= {"text": raw_text(rows)[0], **sentence(rows, f"{place}: in sentence {next(marked, place)}")}
+            fields = _fields(rows, sentence(rows, f"{place}: in sentence {next(marked, place)}"))
             yield Sentence(**fields, place=place, kind=kind, lines=tuple(line for _, line in block))
+
+
+def _fields(rows: list[list[str]], others: dict) -> dict:
+    fields: dict = {name: tuple(row[at] for row in rows) for name, at in (("words", FORM), ("upos", UPOS))}
+    return {**fields, "text": raw_text(rows)[0], **others}
+
+
+def from_text(text: str, place: str, sentence: Callable[[list[list[str]], str], dict]) -> Sentence:
+    """A sentence of CoNLL-U, of which only the words are known, from its raw text."""
+    rows, rest = [], characters(text)
+    for number, word in enumerate(split_words(rest), 1):
+        rest = rest[rest.index(word) + len(word) :]
+        space = "_" if not rest or rest[0].isspace() else "SpaceAfter=No"
+        rows.append([str(number), word, *["_"] * (len(COLUMNS) - 3), space])
+    lines = (f"# text = {text}", *map("\t".join, rows))
+    return Sentence(**_fields(rows, sentence(rows, place)), place=place, kind=TREEBANK, lines=lines)
 
 
 def raw_text(rows: list[list[str]]) -> tuple[str, list[int]]:

@@ -143,9 +143,10 @@ class Corpus:
         files = _files(plan)
         self._write(plan, files)
         folder = next(iter(files)).parent
-        counts = sum((Counter(json.loads(_counts_file(file).read_text())) for file in files), Counter())
+        with cache.readable(folder):
+            counts = sum((Counter(json.loads(_counts_file(file).read_text())) for file in files), Counter())
+            table = concat_tables([MemoryMappedTable.from_file(str(file)) for file in files])
         _check_counts(plan, counts)
-        table = concat_tables([MemoryMappedTable.from_file(str(file)) for file in files])
         return datasets.Dataset(table, split=datasets.Split(plan.split), fingerprint=folder.name)
 
     def pair_counts(self, tokenizer: PreTrainedTokenizerBase):

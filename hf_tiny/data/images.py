@@ -23,7 +23,7 @@ from torch import Tensor
 from hf_tiny.arguments import flag
 from hf_tiny.data import sources
 from hf_tiny.data.augment import Augment
-from hf_tiny.data.batches import Batches, say_if_few
+from hf_tiny.data.batches import Batch, Batches, say_if_few
 from hf_tiny.data.encoding import Decoding, open_bytes
 from hf_tiny.data.splits import SPLITS, SplitArguments, check, finish
 from hf_tiny.errors import InputError
@@ -87,7 +87,7 @@ def read_images(arguments: ImageArguments, labelled: bool) -> dict[str, list[Lab
     if arguments.is_builtin and arguments.validation_split_percentage is None:
         arguments = replace(arguments, validation_split_percentage=DIGITS_HELD_OUT)
     for split, patterns in arguments.patterns.items():
-        splits[split] = list(_file_images(patterns, f"--{split}_file", arguments, labelled))
+        splits[split] = list(file_images(patterns, f"--{split}_file", arguments, labelled))
     if labelled and len(classes := {image.label for image in splits["train"]}) == 1:
         raise InputError(
             f"All {len(splits['train'])} training images are of one class, {classes.pop()!r}: there is nothing to learn "
@@ -112,9 +112,7 @@ def _array_images(pixels: np.ndarray, labels: Iterable[str | None], path: str) -
     ]
 
 
-def _file_images(
-    patterns: list[str], option: str, arguments: ImageArguments, labelled: bool
-) -> Iterator[LabelledImage]:
+def file_images(patterns: list[str], option: str, arguments: ImageArguments, labelled: bool) -> Iterator[LabelledImage]:
     for pattern in dict.fromkeys(map(os.path.expanduser, patterns)):
         if os.path.isdir(pattern):
             root = Path(pattern)
@@ -376,18 +374,6 @@ class ImageData:
 # Batches
 
 
-class ImageBatches(Batches):
-    """`Batches` of images."""
-
-    unit = "images"
-
-    def __init__(self, data: ImageData, collate: Callable, batch_size: int, seed: int, shuffle: bool = True):
-        self.data, self.collate, self.batch_size, self.seed, self.shuffle = data, collate, batch_size, seed, shuffle
-        self.fingerprint = f"{data.fingerprint}, {collate}"
-        say_if_few(len(data), batch_size * shuffle)
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
-
-
 class Normalize:
     """Bytes to what a model reads, by the mean and the deviation of its image processor; changed by `augment` before."""
 
@@ -401,6 +387,10 @@ class Normalize:
     def __repr__(self) -> str:
         return f"normalized by {self.mean.flatten().tolist()} and {self.deviation.flatten().tolist()}, {self.augment}"
 
+    def __call__(self, rows: dict[str, np.ndarray], first: int) -> Batch:
+        """`first` is the place of the first image in the order of training."""
+        raise NotImplementedError
+
     def images(self, rows: dict[str, np.ndarray], numbers: np.ndarray) -> Tensor:
         images = torch.from_numpy(rows["pixels"]).float() / 255
         return images if self.augment is None else self.augment(images, numbers)
@@ -413,3 +403,16 @@ class Normalize:
         """What a model reads, as it was before: (count, height, width, channels) in 0 ... 1."""
         images = images.float().cpu() * self.deviation + self.mean
         return images.clamp(0, 1).permute(0, 2, 3, 1).numpy()
+
+
+class ImageBatches(Batches):
+    """`Batches` of images."""
+
+    unit = "images"
+    collate: Normalize
+
+    def __init__(self, data: ImageData, collate: Normalize, batch_size: int, seed: int, shuffle: bool = True):
+        self.data, self.collate, self.batch_size, self.seed, self.shuffle = data, collate, batch_size, seed, shuffle
+        self.fingerprint = f"{data.fingerprint}, {collate}"
+        say_if_few(len(data), batch_size * shuffle)
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)

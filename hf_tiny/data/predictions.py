@@ -6,18 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 import pyarrow as pa
 import pyarrow.parquet
 
+BINARY = {".parquet", ".arrow"}  # formats that are no text
 
-def write(rows: Iterable[tuple[str, str | dict]], folder: Path, name: str) -> None:
+
+def write(rows: Iterable[tuple[str, str | dict]], folder: Path, name: str) -> list[Path]:
     """`folder/name.suffix` for each suffix. rows: the suffix and a line, or the columns of a table."""
-    by_suffix = defaultdict(list)
-    for suffix, row in rows:
-        by_suffix[suffix].append(row)
-    for suffix, found in by_suffix.items():
+    paths = []
+    for suffix, found in _by_suffix(rows).items():
         path = folder / f"{name}{suffix}"
+        paths.append(path)
         if suffix == ".parquet":
             pyarrow.parquet.write_table(pa.Table.from_pylist(found), path)
         elif suffix == ".arrow":
@@ -27,6 +29,20 @@ def write(rows: Iterable[tuple[str, str | dict]], folder: Path, name: str) -> No
         else:
             with open(path, "w", encoding="utf-8", newline="") as file:
                 _write_text(file, suffix, found)
+    return paths
+
+
+def print_rows(rows: Iterable[tuple[str, str | dict]], file: TextIO) -> None:
+    """The same to a stream; none of them may be of a binary format."""
+    for suffix, found in _by_suffix(rows).items():
+        _write_text(file, suffix, found)
+
+
+def _by_suffix(rows: Iterable[tuple[str, str | dict]]) -> dict[str, list]:
+    found = defaultdict(list)
+    for suffix, row in rows:
+        found[suffix].append(row)
+    return found
 
 
 def _write_text(file, suffix: str, rows: list) -> None:

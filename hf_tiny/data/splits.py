@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -153,6 +154,16 @@ def finish(
         train, held_out = _hold_out(splits["train"], percentage, labels, together)
         splits = {**splits, "train": train, "validation": held_out}
     splits = {split: splits[split] for split in SPLITS if split in splits}
+    say_if_seen(splits, what)
+    for split, items in splits.items():
+        training = split == "train"
+        limit = arguments.max_train_samples if training else arguments.max_eval_samples
+        splits[split] = _sample(items, limit, labels if training else lambda item: ())
+    logger.info(", ".join(f"{split}: {len(items):,} {what}" for split, items in splits.items()))
+    return splits
+
+
+def say_if_seen(splits: dict[str, list[Item]], what: str) -> None:
     trained = {item.place for item in splits["train"]}
     for split in splits.keys() - {"train"}:
         if seen := [item.place for item in splits[split] if item.place in trained]:
@@ -160,12 +171,6 @@ def finish(
                 f"{split}: {len(seen):,} of {len(splits[split]):,} {what}, such as {seen[0]}, are also trained on. Its "
                 "scores say nothing of new data."
             )
-    for split, items in splits.items():
-        training = split == "train"
-        limit = arguments.max_train_samples if training else arguments.max_eval_samples
-        splits[split] = _sample(items, limit, labels if training else lambda item: ())
-    logger.info(", ".join(f"{split}: {len(items):,} {what}" for split, items in splits.items()))
-    return splits
 
 
 def _hold_out(items: list[Item], percentage: float, labels: Callable, together: Callable | None) -> tuple[list, list]:
@@ -212,8 +217,13 @@ def find_labels(splits: dict[str, list[Item]], open_ended: bool = False) -> list
             f"The training data has {len(labels)} kind of label{''.join(f', {label!r}' for label in labels)}. There is "
             "nothing to learn with fewer than 2. See --label_column or --tag_field."
         )
+    return known_labels(labels, chain.from_iterable(splits[split] for split in splits if split != "train"), open_ended)
+
+
+def known_labels(labels: list[str], items: Iterable[Item], open_ended: bool) -> list[str]:
+    """The labels that were trained on, and after them, where labels are open ended, those that only other items have."""
     known, unknown = set(labels), Counter()
-    for item in (item for split, items in splits.items() if split != "train" for item in items):
+    for item in items:
         for label in item.labels:
             if label not in known and not open_ended:
                 some = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")

@@ -22,7 +22,13 @@ from hf_tiny.errors import InputError
 from hf_tiny.models.words import WordTokenizer
 
 IGNORED = -100  # what the losses of torch and transformers skip
-FILLERS = {"token_type_ids": 0, "word_spans": 0, "owned": False, "word": -1}  # what pads an array; others: IGNORED
+FILLERS = {
+    "token_type_ids": 0,
+    "word_spans": 0,
+    "affixes": 0,
+    "owned": False,
+    "word": -1,
+}  # what pads an array; others: IGNORED
 
 Feature = dict[str, Any]  # arrays, a value for each token or word, and numbers
 
@@ -185,8 +191,10 @@ class CollateWindows:
     def __call__(self, features: Sequence[Feature]) -> Batch:
         sizes = torch.tensor([len(feature["input_ids"]) for feature in features])
         columns = {name: self.column(name, [feature[name] for feature in features]) for name in features[0]}
-        labels, weights = columns["labels"], columns.pop("weight", None)
-        items: float = len(labels) if labels.is_floating_point() else int(labels.ne(IGNORED).sum())
+        labels, weights = columns.get("labels"), columns.pop("weight", None)
+        items: float = 0
+        if labels is not None:
+            items = len(labels) if labels.is_floating_point() else int(labels.ne(IGNORED).sum())
         items = items if weights is None else float(weights.sum())
         return {
             **{name: column for name, column in columns.items() if name not in self.about},

@@ -1,23 +1,18 @@
 """Processes that prepare data beside this one, and end with it however it ends."""
 
-import ctypes
-import logging
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 
-from hf_tiny.errors import InputError, Stopped
+from hf_tiny.errors import InputError
+from hf_tiny.signals import signal_when_ended
 
-logger = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG = 1
 PATIENCE = 5.0  # seconds in which a worker removes what it has half written
 
 
@@ -32,32 +27,31 @@ def workers(most: int | None, tasks: int, chunk: int = 1) -> Iterator[Callable]:
     """`map` in as many processes as there are tasks, at most so many, or as cores; with one, in this process.
 
     chunk: number of tasks that a process is given at once.
-    SIGTERM stops the work, and removes what is half written, as Ctrl-C does.
+    A command that is stopped (see signals.py) stops them, and they remove what they have half written.
     """
     count = min(most or os.cpu_count() or 1, tasks)
-    with _stoppable():
-        if count <= 1:
-            yield map
-            return
-        others = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(count, fork_context(), _end_with_parent, (os.getpid(),))
-        try:
-            yield lambda task, *given: pool.map(partial(_run, task), *given, chunksize=chunk)
-        except BaseException as error:
-            own = set(multiprocessing.active_children()) - others
-            for process in own:
-                process.terminate()
-            for process in own:  # one that was between two tasks may wait for a lock that another took along
-                process.join(PATIENCE)
-                process.kill()
-            if isinstance(error, BrokenProcessPool):
-                raise InputError(
-                    "A process that prepares the data has ended. Was it killed for lack of memory? Use fewer with "
-                    "--preprocessing_num_workers."
-                ) from error
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+    if count <= 1:
+        yield map
+        return
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(count, fork_context(), _end_with_parent, (os.getpid(),))
+    try:
+        yield lambda task, *given: pool.map(partial(_run, task), *given, chunksize=chunk)
+    except BaseException as error:
+        own = set(multiprocessing.active_children()) - others
+        for process in own:
+            process.terminate()
+        for process in own:  # one that was between two tasks may wait for a lock that another took along
+            process.join(PATIENCE)
+            process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise InputError(
+                "A process that prepares the data has ended. Was it killed for lack of memory? Use fewer with "
+                "--preprocessing_num_workers."
+            ) from error
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -68,35 +62,17 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def signal_when_ended(parent: int) -> bool:
-    """Ask the kernel for SIGTERM when the parent of this process ends; False: it has ended already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    return os.getppid() == parent
+def _leave(number: int, frame) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one would end the removing
+    sys.exit(128 + number)
 
 
 def _run(task: Callable, *given):
     """In a worker: SIGTERM ends the task, which then removes what it has half written, and the worker with it."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _leave)
     try:
         return task(*given)
     except SystemExit:
         os._exit(128 + signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    def stop(number, frame):
-        logger.warning("Stopped while the data was being prepared. What is finished stays in the cache.")
-        raise Stopped(number)
-
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

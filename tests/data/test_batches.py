@@ -1,10 +1,14 @@
 """Micro-batches: a function of seed and place, whatever their size, and a seek is a walk."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
+from hf_tiny import InputError
 from hf_tiny.data.batches import Batches, BucketedBatches, uniform
 from hf_tiny.data.masking import MaskTokens
 
@@ -225,3 +229,17 @@ def test_a_batch_that_is_larger_than_the_data_is_said(blocks, caplog):
     assert caplog.text == ""
     Batches(blocks, MaskTokens, batch_size=22, seed=0)
     assert "--per_device_train_batch_size 22 is more than the 21 samples that there are to train on" in caplog.text
+
+
+def test_a_file_that_is_cut_short_while_it_is_used_gets_a_message(tmp_path):
+    """Reading it would end the process with SIGBUS, without a word."""
+    Dataset.from_dict({"x": np.arange(100_000)}).save_to_disk(tmp_path / "data")
+    data = Dataset.load_from_disk(str(tmp_path / "data"))
+    (file,) = (Path(file["filename"]) for file in data.cache_files)
+    batches = Batches(data, lambda rows, first: rows, 4, seed=0)
+    assert len(batches[0]["x"]) == 4
+    os.truncate(file, 1000)
+    with pytest.raises(InputError, match=f"{file} was cut short while it was used"):
+        batches[1]
+    file.unlink()  # what is mapped stays
+    batches._check_files()

@@ -123,3 +123,16 @@ def test_drafts_of_killed_runs_are_removed_after_a_day(file):
     os.utime(old, (time.time() - 2 * cache.ABANDONED,) * 2)
     cache.write(file, fill)
     assert new.exists() and not old.exists()
+
+
+def test_what_tokenizers_says_of_a_full_disk_gets_a_message(tmp_path):
+    def full(draft: Path) -> None:
+        raise Exception("Disk quota exceeded (os error 122)")
+
+    def broken(draft: Path) -> None:
+        raise Exception("something else")
+
+    with pytest.raises(InputError, match=r"the cache cannot be written .*Disk quota exceeded"):
+        cache.kept(tmp_path / "key", full)
+    with pytest.raises(Exception, match=r"^something else$"):
+        cache.kept(tmp_path / "key", broken)

@@ -84,7 +84,7 @@ def test_workers_end_with_the_run(tmp_path, number, most):
     if number != signal.SIGKILL or most > 1:  # nothing can be done in a process that is killed
         wait(lambda: {path.suffix for path in Path(tmp_path / "cache").iterdir()} == {".started"})
     if number == signal.SIGTERM:
-        assert "Stopped while the data was being prepared" in said
+        assert "What is prepared stays in the cache." in said
 
 
 def wait(happens, seconds: float = 60.0) -> None:

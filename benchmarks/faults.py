@@ -1,0 +1,203 @@
+"""python benchmarks/faults.py [PART ...] [--quick] [--jobs 2] [--folder /tmp/faults]
+
+Faults on purpose: short runs of every recipe are killed while they write, their files are damaged, their disk fails, their
+processes get signals, they get in each other's way, and they are given wrong commands. Each is then resumed and compared with
+a run that nothing happened to. It needs Linux, a C compiler (`cc`) and, for disks that are really full, root.
+
+What has been tried is kept in --folder: a campaign that was stopped goes on where it was; what failed is tried again. The
+last lines are the table of docs/reliability.md, whose figures go to benchmarks/results.
+"""
+
+import argparse
+import errno
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import test_bad_inputs
+from fixtures import faults, tiny_run
+from fixtures.faults import FAIL_FROM_NOW_ON, FAIL_ONCE, RECIPES, SAID, SURVIVED, Fault, Whole
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGABRT)
+FAILED = "failed"
+Cycle = Callable[[], str]
+
+
+def kills(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+    """Every 26th or so write of each recipe, at its beginning or halfway."""
+    for number, recipe in enumerate(RECIPES):
+        for place, moment in enumerate(faults.spread(1 if quick else 12, whole.moments(recipe))):
+            moment = moment + 7 * number % 13 if not quick else moment + 120
+            yield f"{recipe} {moment}", partial(faults.kill, whole, recipe, moment, halfway=place % 3 == 2)
+
+
+def damages(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+    """Every file of a stopped run of one recipe with some kinds of damage, of the others a few."""
+    numbers = random.Random(0)
+    for recipe in RECIPES:
+        names, kinds = faults.files_to_damage(whole, recipe), list(faults.DAMAGES)
+        pairs = [(name, kinds[(place + turn * 4) % len(kinds)]) for place, name in enumerate(names) for turn in (0, 1)]
+        for name, kind in (
+            pairs if recipe == "pretrain_electra" and not quick else numbers.sample(pairs, 1 if quick else 8)
+        ):
+            yield f"{recipe} {kind} {name}", partial(faults.damage, whole, recipe, name, kind)
+
+
+def disks(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+    """Writes and reads that fail, once or from a moment on, and disks that are full."""
+    for number, recipe in enumerate(RECIPES):
+        for reads in (False, True):
+            last = whole.moments(recipe, reads)
+            for place, moment in enumerate(faults.spread(1 if quick else 4 - reads, last)):
+                error = errno.EIO if reads else ERRORS[(number + place) % len(ERRORS)]
+                action = FAIL_FROM_NOW_ON if error == errno.ENOSPC or place % 2 else FAIL_ONCE
+                moment += 11 * number % 17
+                about = f"{recipe} {'reads' if reads else 'writes'} {errno.errorcode[error]} {action} {moment}"
+                yield about, partial(faults.break_disk, whole, recipe, Fault(action, moment, error, reads=reads))
+    for size in (40,) if quick else (40, 80, 120, 200, 300, 400):
+        yield f"full at {size} kB", partial(faults.fill_disk, whole, "pretrain_electra", size)
+
+
+def signals(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+    """At writes of all recipes, to the run or to a process that prepares its data; and stopped for a while."""
+    for number, recipe in enumerate(RECIPES):
+        last = whole.moments(recipe)
+        for place, sent in enumerate(SIGNALS[: 1 + quick * (number < 1)] if quick else SIGNALS):
+            moment = 1 + (number * 29 + place * 41) % last
+            yield f"{recipe} {sent.name} {moment}", partial(faults.send, whole, recipe, moment, sent)
+    for moment in (100,) if quick else (30, 100, 170, 240):
+        yield f"paused {moment}", partial(faults.pause, whole, "pretrain_electra", moment)
+
+
+def contention(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+    for recipe in list(RECIPES)[: 1 if quick else None]:
+        yield f"cache {recipe}", partial(faults.share_cache, whole, recipe)
+        yield f"folder {recipe}", partial(faults.share_folder, whole, recipe)
+
+
+def inputs(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+    """The wrong commands of tests/bad_inputs.tsv, in one process."""
+    outcomes: list = []
+    lock = threading.Lock()
+    rows = range(len(test_bad_inputs.ROWS))
+
+    def judge(number: int) -> str:
+        with lock:
+            if not outcomes:
+                with tempfile.TemporaryDirectory(dir=whole.folder) as name:
+                    ended = tiny_run.start(Path(name), test_bad_inputs.run_rows, name).wait(1800)
+                    if ended.code:
+                        raise faults.Failed(ended.err)
+                    outcomes.extend(json.loads(Path(name, "outcomes.json").read_text()))
+        code, printed, _, untouched = outcomes[number]
+        words = test_bad_inputs.ROWS[number][2].split(" | ")
+        if code != 2 or "Traceback" in printed or not untouched or not all(word in printed for word in words):
+            raise faults.Failed(f"{test_bad_inputs.ROWS[number]}: {code} {printed[-500:]}")
+        return SAID
+
+    for number in rows if not quick else ():
+        yield " ".join(test_bad_inputs.ROWS[number][:2]), partial(judge, number)
+
+
+PARTS = {  # what it is called in the table
+    "kills": (kills, "kills at writes, all recipes"),
+    "damages": (damages, "damaged, cut, missing files of runs and caches"),
+    "disks": (disks, "disks that fail or are full"),
+    "signals": (signals, "other signals, at writes"),
+    "contention": (contention, "two runs at once, same cache or same folder"),
+    "inputs": (inputs, "wrong commands"),
+}
+
+
+class Journal:
+    """What came of each cycle, a line of JSON each; a later line replaces an earlier one."""
+
+    def __init__(self, path: Path):
+        self.path, self.lock = path, threading.Lock()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.outcomes: dict[tuple[str, str], str] = {
+            (part, about): what for part, about, what in map(json.loads, lines)
+        }
+
+    def write(self, part: str, about: str, what: str) -> None:
+        with self.lock, open(self.path, "a", encoding="utf-8") as file:
+            self.outcomes[part, about] = what
+            file.write(json.dumps([part, about, what]) + "\n")
+
+    def counts(self, part: str) -> Counter:
+        kinds = [what for (name, _), what in self.outcomes.items() if name == part]
+        return Counter(what if what in (SURVIVED, SAID) else FAILED for what in kinds)
+
+
+def run_part(journal: Journal, part: str, cycles: list[tuple[str, Cycle]], jobs: int) -> None:
+    def do(about: str, cycle: Cycle) -> None:
+        try:
+            what = cycle()
+        except faults.Failed as error:
+            what = f"{FAILED}: {error}"
+        except Exception:
+            what = f"{FAILED}: {traceback.format_exc()}"
+        journal.write(part, about, what)
+        print(f"{time.strftime('%H:%M:%S')} {part} {about}: {what}", flush=True)
+
+    left = [(about, cycle) for about, cycle in cycles if journal.outcomes.get((part, about)) not in (SURVIVED, SAID)]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda one: do(*one), left))
+
+
+def rows(journal: Journal, parts: list[str]) -> list[dict]:
+    found = []
+    for part in parts:
+        counts = journal.counts(part)
+        if total := counts.total():
+            figures = {"tried": total, "survived": counts[SURVIVED], "said": counts[SAID], "failed": counts[FAILED]}
+            found.append({"what": PARTS[part][1], "command": f"python benchmarks/faults.py {part}", "figures": figures})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="a few cycles of each part, and nothing is kept")
+    parser.add_argument("--jobs", type=int, default=2, help="cycles at the same time")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "faults"))
+    given = parser.parse_args()
+    parts = given.parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}")
+    if given.quick:
+        given.folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    whole = Whole(given.folder, faults.prepare(given.folder))
+    journal = Journal(given.folder / "journal.jsonl")
+    for part in parts:
+        run_part(journal, part, list(PARTS[part][0](whole, given.quick)), given.jobs)
+    table = rows(journal, list(PARTS))
+    for row in table:
+        print("  ".join(f"{value:>10}" for value in row["figures"].values()), " ", row["what"])
+    failed = sum(row["figures"]["failed"] for row in table)
+    if given.quick:
+        shutil.rmtree(given.folder)
+    else:
+        path = ROOT / "benchmarks" / "results" / "faults.all.json"
+        path.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps({"tried": sum(row["figures"]["tried"] for row in table), "failed": failed}))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

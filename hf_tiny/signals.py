@@ -1,0 +1,62 @@
+"""Signals: how a process is asked to end, by a person, by the system, or by the end of its parent."""
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PASSED_ON = 5.0  # seconds in which a launcher passes on a signal that SLURM, for one, has sent to all processes as well
+LAUNCHED = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}  # variables of `accelerate launch` and of torchrun
+
+
+class Stopped(KeyboardInterrupt):
+    """A command was stopped by a signal. saved: it was in training, and its checkpoint is saved."""
+
+    def __init__(self, number: int, saved: bool = False):
+        super().__init__(number)
+        self.number, self.saved = number, saved
+
+
+class StopHandler:
+    """While it is entered, Ctrl-C and SIGTERM call `stop` once, though they may come twice; one that comes later ends the
+    process at once."""
+
+    def __init__(self):
+        self.since = math.inf
+
+    def __enter__(self) -> None:
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self.handlers = {number: signal.signal(number, self.ask) for number in numbers}
+
+    def __exit__(self, *exception) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def ask(self, number, frame) -> None:
+        now = time.monotonic()
+        if now - self.since > PASSED_ON:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        first, self.since = self.since == math.inf, min(now, self.since)
+        if first:
+            self.stop(number)
+
+    def stop(self, number: int) -> None:
+        raise Stopped(number)
+
+
+def signal_when_ended(parent: int) -> bool:
+    """Ask the kernel for SIGTERM when the parent of this process ends; False: it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    return os.getppid() == parent
+
+
+def end_with_launcher() -> None:
+    """A launcher that is killed, as by `docker stop` or SLURM, tells its processes nothing."""
+    parent = os.getppid()
+    if LAUNCHED & os.environ.keys() and not signal_when_ended(parent):
+        raise Stopped(signal.SIGTERM)
