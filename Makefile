@@ -7,7 +7,7 @@ ARGS ?=
 .PHONY: pretrain test test-fast lint bench results flags clean
 
 pretrain: .venv/installed  ## pretrain ELECTRA on the built-in corpus; ARGS="--max_steps 100" adds flags
-	$(BIN)/accelerate launch --quiet recipes/pretrain_electra.py --output_dir $(OUT) $(ARGS)
+	$(BIN)/hf-tiny pretrain-electra --output_dir $(OUT) $(ARGS)
 
 test: .venv/installed  ## all tests, no network
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -35,6 +35,10 @@ flags: .venv/installed  ## write hf_tiny/flags.tsv, from which an unknown flag i
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+.node/installed:  ## @huggingface/transformers, for the tests that run under Node; its CPU runtime needs no install script
+	npm install --silent --no-audit --no-fund --ignore-scripts --prefix .node @huggingface/transformers@4.3.1
 	touch $@
 
 clean:

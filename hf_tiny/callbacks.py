@@ -132,6 +132,26 @@ class L2SP(Callback):
             torch._foreach_lerp_(group["params"], starts, min(1.0, rate * self.config.l2_sp))
 
 
+class FollowGenerator(Callback):
+    """Sharing "disentangled": the discriminator's embeddings move as the generator's do, and by their own gradient."""
+
+    def __init__(self, model: HfTinyElectraForPreTraining):
+        tables = model.electra.embeddings, model.generator.embeddings
+        self.own, self.generators = (
+            [module.weight for module in table.children() if isinstance(module, nn.Embedding)] for table in tables
+        )
+        self.on_load(Path())
+
+    def on_load(self, folder: Path) -> None:
+        self.before = [weight.detach().clone() for weight in self.generators]
+
+    @torch.no_grad()
+    def on_step_end(self, state: TrainState, model: nn.Module) -> None:
+        for own, weight, before in zip(self.own, self.generators, self.before, strict=True):
+            own += weight - before.to(own.device)
+        self.on_load(Path())
+
+
 class MergeLora(Callback):
     """Adds the adapters to the weights they belong to: what is saved in the end is a model like any other."""
 

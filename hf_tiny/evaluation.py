@@ -3,6 +3,7 @@
 import inspect
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .data.batches import Batch, Source, num_items, num_tokens
 
 Results = dict[str, np.ndarray]
+GOLD = ("labels", "heads")  # what of a batch is for comparison
 
 
 def divides_by_count(model: nn.Module) -> bool:
@@ -44,21 +47,33 @@ def flops_per_token(model: nn.Module, batch: Batch) -> float:
 class Evaluation:
     """What a task measures on held-out data.
 
-    A task says how: `collect` takes what is needed from one batch, item by item; `compute` turns what was collected, of all
-    batches or of the first one, into figures; `report` writes files about the last results (predictions, images) into a
-    folder.
+    A task says how: `answers` takes what predictions are made of from one batch, item by item, and `collect` also what they
+    are compared with; `compute` turns what was collected, of all batches or of the first one, into figures; `rows` makes
+    predictions of the last results, and `report` writes files about them (predictions, images) into a folder.
     """
 
     def __init__(self, batches: Source):
         self.batches = batches
         self.results: Results = {}
 
+    def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
+        return {}
+
     def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
-        return loss_and_items(outputs, batch)
+        return {**self.answers(outputs, batch), **loss_and_items(outputs, batch)}
 
     def generate(self, model: nn.Module, batch: Batch) -> Results:
         """What is taken from the model beside its outputs."""
         return {}
+
+    def answer(self, model: nn.Module, batch: Batch) -> Results:
+        """What is taken from the model where there is nothing to compare with."""
+        inputs = {name: value for name, value in batch.items() if name not in GOLD}
+        return self.answers(call(model, inputs, None), batch)
+
+    def rows(self) -> Iterable[tuple[str, str | dict]]:
+        """The predictions, in the order and in the format of the data: a suffix, and a line or the columns of a table."""
+        return ()
 
     def compute(self, results: Results) -> dict[str, float]:
         return {"loss": mean_loss(results)}
@@ -83,9 +98,7 @@ class Evaluation:
         model.eval()
         divides, results, count = divides_by_count(model), [], min(len(self.batches), most or len(self.batches))
         starts = range(0, count, accelerator.num_processes)
-        wait = 0.5 if sys.stderr.isatty() else 30  # seconds between updates of the bar; a log file gets few
-        hidden = most is not None or not accelerator.is_main_process
-        for first in tqdm(starts, "evaluate", leave=False, delay=wait, mininterval=wait, disable=hidden):
+        for first in with_bar(starts, "evaluate", most is None and accelerator.is_main_process):
             index = (first + accelerator.process_index) % count
             batch = send_to_device(self.batches[index], accelerator.device)
             with accelerator.autocast():
@@ -93,9 +106,26 @@ class Evaluation:
                 results.append((index, {**self.collect(outputs, batch), **self.generate(model, batch)}))
         model.train()
         by_index = dict(gather_object(results))
-        ordered = [by_index[index] for index in range(count)]
-        self.results = {name: np.concatenate([result[name] for result in ordered]) for name in ordered[0]}
+        self.results = joined([by_index[index] for index in range(count)])
         return self.compute(self.results)
+
+    @torch.no_grad()
+    def predict(self, model: PreTrainedModel) -> Iterable[tuple[str, str | dict]]:
+        """The predictions for data that needs no answers."""
+        results = []
+        for index in with_bar(range(len(self.batches)), "predict"):
+            results.append(self.answer(model, send_to_device(self.batches[index], model.device)))
+        self.results = joined(results)
+        return self.rows()
+
+
+def with_bar(steps: range, name: str, shown: bool = True) -> Iterable[int]:
+    wait = 0.5 if sys.stderr.isatty() else 30  # seconds between updates; a log file gets few
+    return tqdm(steps, name, leave=False, delay=wait, mininterval=wait, disable=not shown)
+
+
+def joined(results: list[Results]) -> Results:
+    return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
 
 
 def array(tensor: Tensor) -> np.ndarray:

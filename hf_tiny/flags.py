@@ -7,11 +7,13 @@ import difflib
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from .errors import InputError, exit_codes
+from .signals import end_with_launcher
 
 PACKAGE = Path(__file__).parent
 RECIPES = PACKAGE / "recipes"  # in a checkout a link
@@ -30,7 +32,10 @@ def begin(name: str, script: str) -> None:
     """
     if name == "__main__":
         with exit_codes():
+            end_with_launcher()
             check(Path(script).stem, sys.argv[1:])
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # which would show in which import it was
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         if not {"-h", "--help"} & set(sys.argv) and os.environ.get("RANK", "0") == "0":  # of the launcher
             print(f"hf_tiny: {Path(script).stem}", file=sys.stderr, flush=True)
 

@@ -52,7 +52,7 @@ def draw_curves(output_dir: Path) -> None:
     figure.savefig(output_dir / "curves.png")
 
 
-def draw_confusion(path: Path, labels: Sequence[str], gold: Sequence[int], found: Sequence[int]) -> None:
+def draw_confusion(path: Path, labels: Sequence[str], gold: np.ndarray, found: np.ndarray) -> None:
     """How often each gold label (row) was answered with each label (column), coloured by the row's shares.
 
     At most MOST_CLASSES are drawn, the most frequent ones. Where no installed font has the letters of the labels, they
@@ -191,15 +191,7 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     """A table of the figures, and what to do next: the model is used as its card says."""
     line = "=" * 72
     print(f"\n{line}")
-    shown = [
-        name
-        for name in results
-        if not name.startswith(("baseline_", "train_", "num_", "model_")) and name[-6:] != "_share"
-    ]
-    for name in sorted(shown, key=lambda name: (not name.startswith(("eval_", "test_")), name.endswith("loss"))):
-        baseline = results.get(f"baseline_{name.removeprefix('eval_')}")
-        beside = "" if baseline is None else f"   baseline {number(baseline)}"
-        print(f"  {name:34s} {number(results[name]):>12}{beside}")
+    print_figures(results)
     counted = {
         "train_steps": "steps",
         "train_tokens": "tokens",
@@ -227,6 +219,19 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
         f"you/{output_dir.resolve().name}",
     ]
     print(f"  push it: {shlex.join(command)}")
+
+
+def print_figures(results: dict) -> None:
+    """What was measured, beside the baseline."""
+    shown = [
+        name
+        for name in results
+        if not name.startswith(("baseline_", "train_", "num_", "model_")) and name[-6:] != "_share"
+    ]
+    for name in sorted(shown, key=lambda name: (not name.startswith(("eval_", "test_")), name.endswith("loss"))):
+        baseline = results.get(f"baseline_{name.removeprefix('eval_')}")
+        beside = "" if baseline is None else f"   baseline {number(baseline)}"
+        print(f"  {name:34s} {number(results[name]):>12}{beside}")
 
 
 def print_seeds(summary: dict[str, float]) -> None:

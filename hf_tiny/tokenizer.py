@@ -312,7 +312,7 @@ def check_place(option: str, name: str) -> None:
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or path.parent.is_dir()
     if path.exists() or not ("/" in name and looks_local):
         return
-    raise InputError(f"{option} {name}: there is no such folder.{similar_folder(name)}")
+    raise InputError(f"{option} {name}: there is no such folder.{similar_folder(name)}".lstrip())
 
 
 def similar_folder(name: str) -> str:

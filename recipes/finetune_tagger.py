@@ -21,6 +21,7 @@ from hf_tiny.tasks.tag import (
     ABOUT,
     TagArguments,
     TagEvaluation,
+    note_unit,
     read_sentences,
     tag_baseline,
     tag_card,
@@ -47,7 +48,9 @@ def main(recipe: Recipe) -> dict[str, float]:
 
     tokenizer = start_tokenizer(recipe, training_texts)
     tokenizer = tag_tokenizer(tokenizer, sentences["train"], recipe)
-    model = start_model(recipe, AutoModelForTokenClassification, tokenizer, texts=training_texts, **label_names(labels))
+    names = label_names(labels)
+    model = start_model(recipe, AutoModelForTokenClassification, tokenizer, texts=training_texts, **names)
+    note_unit(model, sentences["train"])
     return fine_tune(
         recipe,
         model,

@@ -137,7 +137,11 @@ def test_booleans_in_a_file(tmp_path, text):
         ([], "dropout: 0.1\n", ["Unknown setting 'dropout' in the recipe file: it is now hidden_dropout_prob."]),
         (["--no_lowercase"], None, ["Unknown flag --no_lowercase: it is now --lowercase False."]),
         (["--pad_token_id", "3"], None, ["Unknown flag --pad_token_id."]),
-        (["--sharing", "some"], None, ["--sharing some: sharing='some': choose one of none, embeddings, all."]),
+        (
+            ["--sharing", "some"],
+            None,
+            ["--sharing some: sharing='some': choose one of none, embeddings, all, disentangled."],
+        ),
         (["--sharing", "all", "--hidden_size", "64"], None, ["--sharing all", "generator_size"]),
         (["--logging_steps", "0"], None, ["--logging_steps 0: it must be above 0."]),
         (["--warmup_steps", "-3"], None, ["--warmup_steps -3: it must be 0 or above."]),

@@ -247,9 +247,10 @@ def masked_images(name: str):
 
 def encoder_decoder(name: str):
     tokenizer = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    return start_encoder_decoder(
-        SimpleNamespace(model_name_or_path=name, init=None, given_settings={}, trust_remote_code=False), tokenizer
+    recipe = SimpleNamespace(
+        model_name_or_path=name, init=None, given_settings={}, trust_remote_code=False, copy_attention=None
     )
+    return start_encoder_decoder(recipe, tokenizer, 0.0)
 
 
 # What a recipe or a command starts from, and what loads it.

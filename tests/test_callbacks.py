@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from hf_tiny import optim, report
-from hf_tiny.callbacks import EMA, AverageCheckpoints, TrainState
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, optim, report
+from hf_tiny.callbacks import EMA, AverageCheckpoints, FollowGenerator, TrainState
 from hf_tiny.start import prepare
 from hf_tiny.tasks import FinetuneConfig
 from hf_tiny.train import run, train
@@ -53,6 +53,40 @@ def test_l2_sp_pulls_by_rate_times_strength():
         weight += 1
     pull.on_step_end(SimpleNamespace(step=1, max_steps=10), model)
     torch.testing.assert_close(weight, start + 0.8)
+
+
+def test_disentangled_embeddings_are_the_generators_and_a_learned_difference():
+    """Against He et al. (2021) by their word: a table that is never stored, the generator's without its gradient plus a
+    difference from 0."""
+    batch = {name: value for name, value in tiny_run.batches(tiny_run.ToyRecipe())[0].items() if "num" not in name}
+    settings = {**tiny_run.model().config.to_diff_dict(), "sharing": "disentangled", "type_vocab_size": 2}
+    ours, theirs = (HfTinyElectraForPreTraining(HfTinyElectraConfig(**settings)) for _ in range(2))
+    ours.electra.embeddings.load_state_dict(ours.generator.embeddings.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    tables = [f"embeddings.{name}_embeddings.weight" for name in ("word", "token_type", "position")]
+    differences = {name: theirs.electra.get_parameter(name) for name in tables}
+    for difference in differences.values():
+        nn.init.zeros_(difference)
+    follow = FollowGenerator(ours)
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2, weight_decay=0.0) for one in (ours, theirs)]
+    start = ours.electra.embeddings.word_embeddings.weight.detach().clone()
+    for _ in range(4):
+        whole = {
+            f"electra.{name}": theirs.generator.get_parameter(name).detach() + differences[name] for name in tables
+        }
+        losses = ours(**batch).loss, torch.func.functional_call(theirs, whole, kwargs=batch).loss
+        torch.testing.assert_close(*losses)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        follow.on_step_end(TrainState(), ours)
+    for name in tables:
+        one, generators = ours.electra.get_parameter(name), theirs.generator.get_parameter(name)
+        torch.testing.assert_close(one, generators + differences[name], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours.generator.get_parameter(name), generators, atol=1e-4, rtol=1e-4)
+    assert (ours.electra.embeddings.word_embeddings.weight - start).abs().max() > 0.02
+    assert differences[tables[0]].abs().max() > 0.01
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -4,6 +4,7 @@ Here is what the tasks on encoders of text share.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, BaselineArguments, BaselineScores
 from hf_tiny.data.batches import Batch, BucketedBatches
+from hf_tiny.data.encoding import EncodingArguments
 from hf_tiny.data.windows import IGNORED, Feature
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation
@@ -33,7 +35,7 @@ MOST_UNKNOWN = 0.05  # of the training text, before a run warns
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, TrainConfig):
+class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, EncodingArguments, TrainConfig):
     """The flags that every fine-tuning recipe for texts has."""
 
     CONFIG: ClassVar[type] = HfTinyElectraConfig
@@ -51,7 +53,7 @@ class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, T
     raw_file: list[str] | None = flag(
         None, "Raw text for a model from scratch: for its vocabulary, and for what it knows of words.", group="data"
     )
-    learning_rate: float | None = flag(
+    learning_rate: float | None = flag(  # type: ignore[assignment]  # until the model is there
         None, "Peak learning rate. By default by the width: 1e-3 for tiny, 3.5e-4 for small, 6.8e-5 for base.", above=0
     )
     size: str = flag("tiny", "Size of a model that is trained from scratch.", group="model")
@@ -172,11 +174,16 @@ def check_features(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
                 f"The {split} data has nothing that is learned or scored: no window has a label. See --task or --tag_field."
             )
     longest = max(len(sample["input_ids"]) for part in features.values() for sample in part)
-    positions = model.base_model.config.to_dict().get("max_position_embeddings", longest)
+    limit = longest_input(model, tokenizer)
+    if longest > limit:
+        raise InputError(f"The model reads at most {limit} tokens, a window has {longest}: lower --max_seq_length.")
+
+
+def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of tokens that a model has positions for."""
+    positions = model.base_model.config.to_dict().get("max_position_embeddings", sys.maxsize)
     tables = (module for name, module in model.named_modules() if name.endswith(".position_embeddings"))
     skipped = [
         1 + table.padding_idx for table in tables if isinstance(table, nn.Embedding) and table.padding_idx is not None
     ]
-    limit = min(positions - sum(skipped), tokenizer.model_max_length)  # RoBERTa's begin after the padding's
-    if longest > limit:
-        raise InputError(f"The model reads at most {limit} tokens, a window has {longest}: lower --max_seq_length.")
+    return min(positions - sum(skipped), tokenizer.model_max_length)  # RoBERTa's begin after the padding's

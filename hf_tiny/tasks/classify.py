@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,12 +21,13 @@ from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
-from hf_tiny.data.windows import Feature, WindowArguments
+from hf_tiny.data.windows import CollateWindows, Feature, WindowArguments
 from hf_tiny.errors import InputError
-from hf_tiny.evaluation import Evaluation, Results, array, divides_by_count, loss_and_items, mean_loss
+from hf_tiny.evaluation import Evaluation, Results, array, divides_by_count, mean_loss
 from hf_tiny.hub import Card
 from hf_tiny.metrics import Metric, macro_f1, majority, share
 from hf_tiny.start import base_name
+from hf_tiny.tasks.predictor import FILE, Line, Predictor
 
 LINES = ".txt"  # "label text" lines
 
@@ -108,32 +109,43 @@ def check_lines(texts: Sequence[Text]) -> None:
         )
 
 
-def _file_texts(patterns: list[str], option: str, decoding: Decoding, arguments: ClassifyArguments) -> Iterator[Text]:
+def _file_texts(
+    patterns: list[str], option: str, decoding: Decoding, arguments: ClassifyArguments, labelled: bool = True
+) -> Iterator[Text]:
     for path in sources.expand(patterns, option, (*sources.TABLES, LINES), any_suffix=True):
         kind = sources.kind(path)
         if kind in sources.TABLES:
             for place, row in sources.table_rows(path, decoding):
-                yield _row_text(kind, place, row, arguments)
+                yield _row_text(kind, place, row, arguments, labelled)
         else:
-            yield from _line_texts(path, sources.numbered_lines(path, decoding), arguments)
+            lines = ((f"{path}:{number}", line) for number, line in sources.numbered_lines(path, decoding))
+            yield from _line_texts(lines, arguments)
 
 
-def _line_texts(path: str, lines: Iterable[tuple[int, str]], arguments: ClassifyArguments) -> Iterator[Text]:
-    for number, line in lines:
-        if line.strip():
-            end = min((line + " ").index(" "), (line + "\t").index("\t"))
-            if not end:
-                raise InputError(
-                    f"{path}:{number}: the line begins with a blank and not with a label, as `label text` does."
-                )
-            place = f"{path}:{number}"
-            yield Text(line[end + 1 :], None, line[:end], place, LINES, {}, _several(line[:end], place, arguments))
+def _label_and_text(line: str) -> tuple[str, str]:
+    end = min((line + " ").index(" "), (line + "\t").index("\t"))
+    return line[:end], line[end + 1 :]
 
 
-def _row_text(kind: str, place: str, row: dict, arguments: ClassifyArguments) -> Text:
+def _line_texts(lines: Iterable[tuple[str, str]], arguments: ClassifyArguments) -> Iterator[Text]:
+    for place, line in lines:
+        if not line.strip():
+            continue
+        label, text = _label_and_text(line)
+        if not label:
+            raise InputError(f"{place}: the line begins with a blank and not with a label, as `label text` does.")
+        several = _several(label, place, arguments)
+        if several is None:
+            label_name(label, place, None)
+        yield Text(text, None, label, place, LINES, {}, several)
+
+
+def _row_text(kind: str, place: str, row: dict, arguments: ClassifyArguments, labelled: bool = True) -> Text:
     text = sources.text_cell(row, arguments.text_column, place, "--text_column")
     pair_column = arguments.text_pair_column
     pair = None if pair_column is None else sources.text_cell(row, pair_column, place, "--text_pair_column")
+    if not labelled:
+        return Text(text, pair, "", place, kind, row)
     value = sources.cell(row, arguments.label_column, place, "--label_column")
     several = _several(value, place, arguments)
     label = label_name(value, place, arguments.label_column) if several is None else ", ".join(several)
@@ -150,11 +162,13 @@ def _several(value, place: str, arguments: ClassifyArguments) -> tuple[str, ...]
     return tuple(dict.fromkeys(label_name(each, place, arguments.label_column) for each in value))
 
 
-def label_name(value, place: str, column: str) -> str:
-    """A label as text. NaN is no label, whether it is a number or what a table says where there is none."""
+def label_name(value, place: str, column: str | None) -> str:
+    """A label as text. NaN is no label, whether it is a number or what a table says where there is none. column: None where
+    it is the first word of a line."""
     name = "" if value is None else str(value).strip()
     if not name or name.lower() == "nan":
-        raise InputError(f"{place}: the label, column {column!r}, is {name or 'empty'}. Give one, or drop the row.")
+        where = "the first word" if column is None else f"column {column!r}"
+        raise InputError(f"{place}: the label, {where}, is {name or 'empty'}. Give one, or drop the row.")
     if isinstance(value, dict | list):
         raise InputError(f"{place}: {column!r} holds {value!r}. A label is a text or a number, or a list of these.")
     return name
@@ -211,7 +225,8 @@ def text_features(
     weights: np.ndarray | None = None,
 ) -> list[Feature]:
     """input_ids, token_type_ids (if the model has them), labels and example, the index of the text. All windows of a text
-    have its label: a class number; of several 0 or 1 for each class; a number to come close to when `labels` is None.
+    have its label: a class number; of several 0 or 1 for each class; a number to come close to when `labels` is None. A text
+    without a label has none.
 
     weights: of each label. Then labels are the weight in the place of the class, and 0 in the others, as a cross entropy
         with probabilities takes them; and weight is the text's share of what the loss is divided by.
@@ -219,6 +234,8 @@ def text_features(
     numbers = {label: number for number, label in enumerate(labels or [])}
 
     def answer(text: Text) -> dict:
+        if text.several is None and not text.label:
+            return {}
         if labels is None:
             return {"labels": float(text.label)}
         if text.several is None and weights is None:
@@ -247,13 +264,13 @@ class Classification(Metric):
     def _compute(self, predictions: Sequence[int], references: Sequence[int]) -> dict[str, float]:
         from sklearn.metrics import matthews_corrcoef
 
-        predictions, references = np.asarray(predictions), np.asarray(references)
-        several = np.unique(np.concatenate([predictions, references])).size > 1  # sklearn warns of a single label
+        found, gold = np.asarray(predictions), np.asarray(references)
+        several = np.unique(np.concatenate([found, gold])).size > 1  # sklearn warns of a single label
         return {
-            "accuracy": share(predictions == references),
-            "f1": macro_f1(predictions, references),
-            "matthews_correlation": float(matthews_corrcoef(references, predictions)) if several else 0.0,
-            "majority": majority(references),
+            "accuracy": share(found == gold),
+            "f1": macro_f1(found, gold),
+            "matthews_correlation": float(matthews_corrcoef(gold, found)) if several else 0.0,
+            "majority": majority(gold),
         }
 
 
@@ -282,12 +299,12 @@ class Regression(Metric):
     def _compute(self, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
         from scipy.stats import pearsonr, spearmanr
 
-        predictions, references = np.asarray(predictions), np.asarray(references)
-        varied = references.size > 1 and np.ptp(predictions) > 0 and np.ptp(references) > 0
+        found, gold = np.asarray(predictions), np.asarray(references)
+        varied = gold.size > 1 and np.ptp(found) > 0 and np.ptp(gold) > 0
         return {
-            "pearson": float(pearsonr(predictions, references).statistic) if varied else math.nan,
-            "spearmanr": float(spearmanr(predictions, references).statistic) if varied else math.nan,
-            "mse": share((predictions - references) ** 2),
+            "pearson": float(pearsonr(found, gold).statistic) if varied else math.nan,
+            "spearmanr": float(spearmanr(found, gold).statistic) if varied else math.nan,
+            "mse": share((found - gold) ** 2),
         }
 
 
@@ -299,26 +316,28 @@ class TextEvaluation(Evaluation):
         self.texts, self.labels, self.split = texts, labels, split
         self.metric = Regression() if labels is None else Classification()
 
+    def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
+        return {"logits": array(outputs.logits), "example": array(batch["about"]["example"])}
+
     def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
-        return {
-            "logits": array(outputs.logits),
-            "labels": array(batch["labels"]),
-            "example": array(batch["about"]["example"]),
-            **loss_and_items(outputs, batch),
-        }
+        return {**super().collect(outputs, batch), "labels": array(batch["labels"])}
 
     def compute(self, results: Results) -> dict[str, float]:
         figures = self.metric.compute(predictions=predict_texts(results), references=gold_texts(results))
         return {"loss": mean_loss(results), **figures}
 
-    def report(self, folder: Path) -> None:
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
         found = predict_texts(self.results)
         names = [f"{value:.4f}" if self.labels is None else self.labels[value] for value in found]
         scores = [None] * len(found) if self.labels is None else score_texts(self.results)
-        rows = ((text.kind, _predicted(text, *answer)) for text, *answer in zip(self.texts, names, scores, strict=True))
-        predictions.write(rows, folder, f"{self.split}_predictions")
+        answers = zip(self.texts, names, scores, strict=True)
+        return ((text.kind, _predicted(text, name, score)) for text, name, score in answers)
+
+    def report(self, folder: Path) -> None:
+        predictions.write(self.rows(), folder, f"{self.split}_predictions")
         if self.labels is not None:
-            report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold_texts(self.results), found)
+            found, gold = predict_texts(self.results), gold_texts(self.results)
+            report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold, found)
 
 
 class SeveralLabelsEvaluation(TextEvaluation):
@@ -340,15 +359,19 @@ class SeveralLabelsEvaluation(TextEvaluation):
         figures = self.metric.compute(predictions=found.astype(int).tolist(), references=gold.astype(int).tolist())
         return {"loss": mean_loss(results), **figures}
 
-    def report(self, folder: Path) -> None:
-        rows = []
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
         for text, logits in zip(self.texts, _mean_logits(self.results), strict=True):
             chosen = np.flatnonzero(logits > 0)
-            answer = [[self.labels[label] for label in chosen], (1 / (1 + np.exp(-logits[chosen]))).round(4).tolist()]
-            if self.separator is not None:
-                answer = [self.separator.join(map(str, part)) for part in answer]
-            rows.append((text.kind, _predicted(text, *answer)))
-        predictions.write(rows, folder, f"{self.split}_predictions")
+            answer: list = [
+                [self.labels[int(label)] for label in chosen],
+                (1 / (1 + np.exp(-logits[chosen]))).round(4).tolist(),
+            ]
+            if self.separator is not None or text.kind == LINES:
+                answer = [(self.separator or ",").join(map(str, part)) for part in answer]
+            yield text.kind, _predicted(text, *answer)
+
+    def report(self, folder: Path) -> None:
+        predictions.write(self.rows(), folder, f"{self.split}_predictions")
 
 
 def text_evaluation(
@@ -387,12 +410,12 @@ def gold_texts(results: Results) -> np.ndarray:
 
 
 def _predicted(text: Text, prediction: str | list, score: float | str | list | None) -> str | dict:
-    """The row with columns `prediction` and `prediction_score`; of a line the same with tabs between: the label, the
-    prediction, its score, the text. A number that is predicted has no score."""
+    """The row with columns `prediction` and `prediction_score`; of a line the same with tabs between: the label, if it has
+    one, the prediction, its score, the text or texts. A number that is predicted has no score."""
     found = {"prediction": prediction} | ({} if score is None else {"prediction_score": score})
-    return (
-        "\t".join(map(str, (text.label, *found.values(), text.text))) if text.kind == LINES else {**text.row, **found}
-    )
+    if text.kind != LINES:
+        return {**text.row, **found}
+    return "\t".join(map(str, (*([text.label] if text.label else []), *found.values(), *text.texts)))
 
 
 def text_baseline(texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Baseline:
@@ -401,7 +424,7 @@ def text_baseline(texts: dict[str, list[Text]], labels: Sequence[str] | None) ->
 
     def gold(part: Sequence[Text]) -> list:
         if several:
-            return [np.isin(labels, text.labels).astype(int) for text in part]
+            return [np.isin(labels or [], text.labels).astype(int) for text in part]
         return [float(text.label) if labels is None else numbers[text.label] for text in part]
 
     learned = sample(texts["train"], "texts")
@@ -413,6 +436,56 @@ def text_baseline(texts: dict[str, list[Text]], labels: Sequence[str] | None) ->
         if split != "train"
     }
     return Baseline(name, figures)
+
+
+class TextPredictor(Predictor):
+    """One label, several or a number, as the model's configuration says."""
+
+    ARGUMENTS = ClassifyArguments
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        config = self.model.config
+        self.several = config.problem_type == "multi_label_classification"
+        self.labels = None if config.problem_type == "regression" or config.num_labels == 1 else self.names
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[Text]:
+        for text in _file_texts([path], FILE, decoding, self.arguments, labelled):
+            if labelled and self.labels is not None and (text.several is not None) != self.several:
+                number = (
+                    "any number of labels. Give cells with lists, or --label_separator" if self.several else "one label"
+                )
+                raise InputError(f"{text.place}: to this model a text has {number}.")
+            yield text
+
+    def from_texts(self, lines: list[Line]) -> Iterator[Text]:
+        """The two texts of a pair have a tab between."""
+        pairs = self.arguments.text_pair_column is not None
+        for place, line in lines:
+            text, tab, pair = line.partition("\t") if pairs else (line, "", None)
+            if pairs and not tab:
+                raise InputError(f"{place}: the model reads pairs of texts. Give both, with a tab between.")
+            yield Text(text, pair, "", place, LINES, {})
+
+    def are_labelled(self, lines: list[Line]) -> bool:
+        return all(_label_and_text(line)[0] in (self.labels or ()) for _, line in lines)
+
+    def evaluation(self, items: list[Text], labelled: bool, split: str) -> TextEvaluation:
+        if labelled and self.labels is None:
+            is_regression({split: items}, replace(self.arguments, do_regression=True))  # it refuses what is no number
+        elif labelled:
+            self.labels_of(items)
+        features = text_features(items, self.processor, self.labels, self.arguments)
+        batches = self.batches(features, CollateWindows(self.processor.pad_token_id))
+        if self.several:
+            return SeveralLabelsEvaluation(batches, items, self.names, split, self.arguments.label_separator)
+        return TextEvaluation(batches, items, self.labels, split)
+
+    def train_items(self) -> list[Text]:
+        return read_texts(self.arguments)["train"]
+
+    def baseline(self, splits: dict[str, list[Text]]) -> Baseline:
+        return text_baseline(splits, self.labels)
 
 
 def text_card(recipe, texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Card:

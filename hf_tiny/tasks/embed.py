@@ -25,7 +25,7 @@ from hf_tiny.data import builtin, predictions, sources
 from hf_tiny.data.batches import Batch, Source, pad_right
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import read_splits
-from hf_tiny.data.windows import Feature, WindowArguments
+from hf_tiny.data.windows import CollateWindows, Feature, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss
 from hf_tiny.hub import Card
@@ -35,6 +35,7 @@ from hf_tiny.models.layers import cross_entropy
 from hf_tiny.models.linking import without_pooler
 from hf_tiny.start import base_name
 from hf_tiny.tasks.classify import Regression
+from hf_tiny.tasks.predictor import Line, Predictor
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class EmbedArguments(WindowArguments):
 class TextPair:
     """score: how similar the texts are; None where pairs have no score."""
 
-    texts: tuple[str, str]
+    texts: tuple[str, ...]
     score: float | None
     place: str
     kind: str
@@ -81,10 +82,13 @@ def read_text_pairs(arguments: EmbedArguments) -> dict[str, list[TextPair]]:
     return read_splits(arguments, builtin.pair_files, from_files, from_row, "pairs", together=together)
 
 
-def _row_pair(kind: str, place: str, row: dict, arguments: EmbedArguments) -> TextPair:
+def _row_pair(kind: str, place: str, row: dict, arguments: EmbedArguments, labelled: bool = True) -> TextPair:
+    """What is not labelled needs neither a similarity nor a second text."""
     names = {"--text_column": arguments.text_column, "--text_pair_column": arguments.text_pair_column}
+    if not labelled and arguments.text_pair_column not in row:
+        names.pop("--text_pair_column")
     texts = tuple(sources.text_cell(row, column, place, option) for option, column in names.items())
-    if arguments.label_column is None:
+    if arguments.label_column is None or not labelled:
         return TextPair(texts, None, place, kind, row)
     value = sources.cell(row, arguments.label_column, place, "--label_column")
     try:
@@ -113,15 +117,22 @@ def embed_features(
     """input_ids and pair_ids, the tokens of both texts; labels, the score of the pair from 0 to 1 (0 where pairs have
     none); example, the index of the pair. A text has one embedding: what does not fit into a window is cut off."""
     texts = [text for pair in pairs for text in pair.texts]
-    windows = list(arguments.encoder(tokenizer).texts(texts, [None] * len(texts)))
-    if cut := sum(len(found) > 1 for found in windows):
-        logger.warning(f"{cut:,} of {len(texts):,} texts are longer than --max_seq_length and are cut off")
-    ids = [found[0]["input_ids"] for found in windows]
+    ids = [feature["input_ids"] for feature in single_features(texts, tokenizer, arguments)]
     low, high = scores or (0.0, 1.0)
     return [
         {**dict(zip(SIDES, ids[2 * number : 2 * number + 2], strict=True)), "labels": value, "example": number}
         for number, value in enumerate(((pair.score or low) - low) / (high - low) for pair in pairs)
     ]
+
+
+def single_features(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, arguments: EmbedArguments
+) -> list[Feature]:
+    """The first window of each text, with its index."""
+    windows = list(arguments.encoder(tokenizer).texts(texts, [None] * len(texts)))
+    if cut := sum(len(found) > 1 for found in windows):
+        logger.warning(f"{cut:,} of {len(texts):,} texts are longer than --max_seq_length and are cut off")
+    return [{"input_ids": found[0]["input_ids"], "example": number} for number, found in enumerate(windows)]
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,7 @@ class SentenceEncoder(PreTrainedModel):
     def save_pretrained(self, save_directory: str | Path, **kwargs) -> None:
         self.encoder.save_pretrained(save_directory, **kwargs)
         folder, size = Path(save_directory), self.config.get_text_config().hidden_size
-        modules = [
+        modules: list[dict] = [
             {"idx": number, "name": str(number), "path": "" if number == 0 else f"{number}_{name}",
              "type": f"sentence_transformers.models.{name}"}
             for number, name in enumerate(MODULES)
@@ -253,12 +264,12 @@ class EmbedEvaluation(Evaluation):
             return {**loss, "spearmanr": figures["spearmanr"], "pearson": figures["pearson"]}
         return {**loss, **retrieval(results["first"][order] @ results["second"][order].T)}
 
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
+        for pair, cosine in zip(self.pairs, cosines(self.results), strict=True):
+            yield pair.kind, {**pair.row, "prediction": f"{cosine:.4f}"}
+
     def report(self, folder: Path) -> None:
-        rows = (
-            (pair.kind, {**pair.row, "prediction": f"{cosine:.4f}"})
-            for pair, cosine in zip(self.pairs, cosines(self.results), strict=True)
-        )
-        predictions.write(rows, folder, f"{self.split}_predictions")
+        predictions.write(self.rows(), folder, f"{self.split}_predictions")
 
 
 def retrieval(similarities: np.ndarray) -> dict[str, float]:
@@ -283,6 +294,53 @@ def embed_baseline(pairs: dict[str, list[TextPair]]) -> Baseline:
     return Baseline(
         "cosine of TF-IDF of characters", {split: score(part) for split, part in pairs.items() if split != "train"}
     )
+
+
+class Embeddings(Evaluation):
+    """The embedding of each text; of a pair of texts the cosine of theirs."""
+
+    def __init__(self, batches: Source, items: Sequence[TextPair]):
+        super().__init__(batches)
+        self.items = items
+
+    def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
+        return {"embeddings": array(outputs.embeddings), "example": array(batch["about"]["example"])}
+
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
+        vectors = iter(self.results["embeddings"][np.argsort(self.results["example"])])
+        for item in self.items:
+            found = [next(vectors) for _ in item.texts]
+            if len(found) == 2:
+                yield item.kind, {**item.row, "prediction": f"{found[0] @ found[1]:.4f}"}
+            else:
+                yield item.kind, {**item.row, "embedding": [round(value, 6) for value in found[0].tolist()]}
+
+
+class EmbedPredictor(Predictor):
+    """Tables with pairs get the cosine of each pair; other texts their embedding."""
+
+    ARGUMENTS = EmbedArguments
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[TextPair]:
+        for place, row in sources.table_rows(path, decoding):
+            yield _row_pair(sources.kind(path), place, row, self.arguments, labelled)
+
+    def from_texts(self, lines: list[Line]) -> list[TextPair]:
+        return [TextPair((line,), None, place, ".jsonl", {"text": line}) for place, line in lines]
+
+    def evaluation(self, items: list[TextPair], labelled: bool, split: str) -> Evaluation:
+        tokenizer, pad = self.processor, self.processor.pad_token_id
+        if labelled:
+            features = embed_features(items, tokenizer, score_range(items), self.arguments)
+            return EmbedEvaluation(self.batches(features, CollateTextPairs(pad), SIDES), items, split)
+        texts = [text for item in items for text in item.texts]
+        return Embeddings(self.batches(single_features(texts, tokenizer, self.arguments), CollateWindows(pad)), items)
+
+    def train_items(self) -> list[TextPair]:
+        return read_text_pairs(self.arguments)["train"]
+
+    def baseline(self, splits: dict[str, list[TextPair]]) -> Baseline:
+        return embed_baseline(splits)
 
 
 def cosines(results: Results) -> np.ndarray:

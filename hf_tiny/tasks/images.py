@@ -1,7 +1,7 @@
 """N → 1 on images: a label for an image; and masked autoencoding, which needs no labels."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,19 @@ from hf_tiny import report
 from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, sample
 from hf_tiny.checkpoint import loaded
-from hf_tiny.data import predictions
 from hf_tiny.data.augment import Augment, AugmentArguments, Mix
 from hf_tiny.data.batches import Batch, uniform
-from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, LabelledImage, Normalize, Survey, survey
+from hf_tiny.data.images import (
+    ImageArguments,
+    ImageBatches,
+    ImageData,
+    LabelledImage,
+    Normalize,
+    Survey,
+    file_images,
+    read_images,
+    survey,
+)
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results
 from hf_tiny.hub import Card
@@ -39,7 +48,8 @@ from hf_tiny.models.vit import patchify, unpatchify
 from hf_tiny.processes import on_main
 from hf_tiny.start import IMAGE_CLASSIFIER, base_name, named, pretrained, read_config
 from hf_tiny.tasks import label_names
-from hf_tiny.tasks.classify import Classification, TextEvaluation, gold_texts, predict_texts, score_texts
+from hf_tiny.tasks.classify import Classification, TextEvaluation, predict_texts, score_texts
+from hf_tiny.tasks.predictor import FILE, Line, Predictor
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +133,7 @@ def _known_config(option: str, name: str, wanted: tuple | None, changes: dict) -
     config = read_config(option, name, IMAGE_CLASSIFIER)
     if isinstance(config, HfTinyViTConfig):
         size = {} if wanted is None else {"image_size": list(wanted)}
-        return read_config(option, name, IMAGE_CLASSIFIER, **changes, **size)
+        return read_config(option, name, IMAGE_CLASSIFIER, **{**changes, **size})
     if wanted not in (None, image_size(config)):
         raise InputError(f"--image_size {wanted}: {name} takes {image_size(config)} only. Leave the flag out.")
     if changes:
@@ -243,6 +253,7 @@ class ImageEvaluation(TextEvaluation):
     one of what the model looks at."""
 
     batches: ImageBatches
+    labels: Sequence[str]
 
     def __init__(self, batches: ImageBatches, labels: Sequence[str], split: str, model: PreTrainedModel):
         super().__init__(batches, batches.data.images, labels, split)
@@ -252,26 +263,27 @@ class ImageEvaluation(TextEvaluation):
         """The labels that were learned may be mixed, these are not."""
         return super().collect(outputs, {**batch, "labels": batch["about"]["label"]})
 
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
+        answers = zip(predict_texts(self.results), score_texts(self.results), strict=True)
+        for image, (number, score) in zip(self.texts, answers, strict=True):
+            gold = {} if image.label is None else {"label": image.label}
+            yield ".csv", {"image": image.place, **gold, "prediction": self.labels[number], "prediction_score": score}
+
     def report(self, folder: Path) -> None:
-        numbers = predict_texts(self.results)
-        found = [self.labels[number] for number in numbers]
-        names = ("image", "label", "prediction", "prediction_score")
-        table = zip(self.texts, found, score_texts(self.results), strict=True)
-        rows = (dict(zip(names, (image.place, image.label, *answer), strict=True)) for image, *answer in table)
-        predictions.write(((".csv", row) for row in rows), folder, f"{self.split}_predictions")
-        report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold_texts(self.results), numbers)
+        super().report(folder)
+        self.draw_attention(folder / f"{self.split}_attention.png")
+
+    def draw_attention(self, path: Path) -> None:
+        """What the model looks at, in some of the images, above which stands what it takes them for."""
         if isinstance(self.model, HfTinyViTForImageClassification):
+            found = predict_texts(self.results)
             rows, batch = spread_out(self.batches)
             shown = {
                 "image": self.batches.collate.restored(batch["pixel_values"]),
                 "attention": pooled_attention(self.model, batch["pixel_values"].to(self.model.device)),
             }
-            report.draw_images(
-                folder / f"{self.split}_attention.png",
-                shown,
-                [found[row] for row in rows],
-                "attention: share of the highest",
-            )
+            titles = [self.labels[found[row]] for row in rows]
+            report.draw_images(path, shown, titles, "attention: share of the highest")
 
 
 @torch.no_grad()
@@ -331,6 +343,38 @@ def image_baseline(data: dict[str, ImageData]) -> Baseline:
         pixels, labels = read(split, range(len(data[split])))
         figures[split] = Classification().compute(predictions=learner.predict(pixels), references=labels)
     return Baseline("logistic regression on pixels", figures)
+
+
+class ImagePredictor(Predictor):
+    ARGUMENTS, WHAT = ImageArguments, "images"
+
+    def read(self, patterns: Sequence[str], labelled: bool) -> list[LabelledImage]:
+        found = list(file_images(list(patterns), FILE, self.arguments, labelled))
+        if not found:
+            raise InputError(f"{', '.join(patterns)}: there are no images in it.")
+        return found
+
+    def from_texts(self, lines: list[Line]) -> list[LabelledImage]:
+        """Each line is the path of an image."""
+        return self.read([line.strip() for _, line in lines], labelled=False)
+
+    def kinds(self, items: list[LabelledImage]) -> set[str]:
+        return {".csv"}
+
+    def data(self, images: list[LabelledImage]) -> ImageData:
+        config = self.model.config
+        return ImageData(images, image_size(config), config.num_channels, self.names, self.arguments.skip_bad_images)
+
+    def evaluation(self, items: list[LabelledImage], labelled: bool, split: str) -> ImageEvaluation:
+        self.labels_of(items)
+        collate, size = ClassifyImages(self.processor, seed=0), self.arguments.per_device_eval_batch_size
+        return ImageEvaluation(ImageBatches(self.data(items), collate, size, 0, False), self.names, split, self.model)
+
+    def train_items(self) -> list[LabelledImage]:
+        return read_images(self.arguments, labelled=True)["train"]
+
+    def baseline(self, splits: dict[str, list[LabelledImage]]) -> Baseline:
+        return image_baseline({split: self.data(part) for split, part in splits.items()})
 
 
 def image_card(recipe, labels: Sequence[str] | None) -> Card:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, takewhile
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import datasets
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_tiny import report
@@ -21,14 +21,16 @@ from hf_tiny.data import builtin, conllu, predictions, sources
 from hf_tiny.data.batches import Batch, Source
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
 from hf_tiny.data.encoding import Decoding
-from hf_tiny.data.splits import read_splits
-from hf_tiny.data.windows import IGNORED, Feature, WindowArguments
+from hf_tiny.data.splits import find_labels, known_labels, read_splits
+from hf_tiny.data.windows import IGNORED, CollateWindows, Feature, WindowArguments
 from hf_tiny.errors import InputError, require
-from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss
+from hf_tiny.evaluation import Evaluation, Results, array, mean_loss
 from hf_tiny.hub import Card
 from hf_tiny.metrics import Metric, macro_f1, majority, share
+from hf_tiny.models.words import split_words
 from hf_tiny.start import base_name
 from hf_tiny.tasks.classify import label_name
+from hf_tiny.tasks.predictor import FILE, Line, Predictor
 from hf_tiny.tokenizer import is_wordpiece, split_into_characters
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ COLUMNS = (".conll", ".bio", ".iob", ".txt", ".tsv")
 MOST_HIDDEN = 0.05  # of the tags of characters may begin inside of a token
 COMMENT = "## "  # begins lines before a sentence, as in KLUE
 TAG_FIELDS = {"upos": conllu.UPOS, "xpos": conllu.XPOS, "feats": conllu.FEATS, "morphemes": None}
+UNIT = "tagged_unit"  # a field of the model's configuration: words or characters
 OPEN_FIELDS = ("xpos", "feats", "morphemes")  # tags that are joined from parts: held-out text has some that are new
 
 
@@ -77,40 +80,46 @@ def read_sentences(arguments: TagArguments) -> dict[str, list[Sentence]]:
     if arguments.tag_field == "morphemes":
         for split, sentences in splits.items():
             _log_aligned(split, sentences)
-    words = {word for sentences in splits.values() for sentence in sentences for word in sentence.words}
-    if any(word.isspace() for word in words) and max(map(len, words)) == 1:
+    if _are_characters(chain.from_iterable(splits.values())):
         return {split: [_as_text(sentence) for sentence in part] for split, part in splits.items()}
     return splits
+
+
+def _are_characters(sentences: Iterable[Sentence]) -> bool:
+    """Whether all words are single characters, spaces among them."""
+    words = {word for sentence in sentences for word in sentence.words}
+    return any(word.isspace() for word in words) and max(map(len, words)) == 1
 
 
 def _as_text(sentence: Sentence) -> Sentence:
     """Of a sentence whose words are single characters, spaces among them: the text, and which of it is tagged."""
     places = tuple(place for place, character in enumerate(sentence.words) if not character.isspace())
-    words, tags = (tuple(column[place] for place in places) for column in (sentence.words, sentence.word_labels))
+    words = tuple(sentence.words[place] for place in places)
+    tags = tuple(sentence.word_labels[place] for place in places)
     return replace(sentence, words=words, word_labels=tags, text="".join(sentence.words), places=places)
 
 
 def _file_sentences(
-    patterns: list[str], option: str, decoding: Decoding, arguments: TagArguments
+    patterns: list[str], option: str, decoding: Decoding, arguments: TagArguments, labelled: bool = True
 ) -> Iterator[Sentence]:
     for path in sources.expand(patterns, option, (TREEBANK, *COLUMNS, *LISTS), any_suffix=True):
         kind = sources.kind(path)
         if kind == TREEBANK:
             tagged = partial(_tagged, field=arguments.field)
             yield from conllu.read_treebank(path, decoding, tagged)
-        elif arguments.tag_field is not None:
+        elif arguments.tag_field is not None and labelled:
             raise InputError(
                 f"--tag_field {arguments.tag_field}: this is for CoNLL-U, and {path} does not end in {TREEBANK}."
             )
         elif kind in LISTS:
             for place, row in sources.table_rows(path, decoding):
-                yield _row_sentence(kind, place, row, arguments)
+                yield _row_sentence(kind, place, row, arguments, labelled)
         else:
-            yield from _column_sentences(path, decoding)
+            yield from _column_sentences(path, decoding, labelled)
 
 
-def _column_sentences(path: str, decoding: Decoding) -> Iterator[Sentence]:
-    """First column the word, last column the tag."""
+def _column_sentences(path: str, decoding: Decoding, labelled: bool = True) -> Iterator[Sentence]:
+    """First column the word, last column the tag, which those that are not labelled need not have."""
     width = None
     for block in conllu.blocks(sources.numbered_lines(path, decoding)):
         block = [(number, line) for number, line in block if not line.startswith("-DOCSTART-")]
@@ -119,7 +128,7 @@ def _column_sentences(path: str, decoding: Decoding) -> Iterator[Sentence]:
         rows = [line.split("\t") if "\t" in line else line.split() for line in lines[comments:]]
         for (number, _), row in zip(block[comments:], rows, strict=True):
             width = width or len(row)
-            if len(row) < 2 or len(row) != width:
+            if len(row) < 1 + labelled or len(row) != width:
                 raise InputError(
                     f"{path}:{number}: this line has {len(row)} columns. Each line needs a word and, last, its tag, and "
                     f"as many columns as the first line, {width}."
@@ -138,18 +147,20 @@ def _comments(lines: Sequence[str]) -> list[str]:
     return list(takewhile(lambda line: line.startswith(COMMENT), lines))
 
 
-def _row_sentence(kind: str, place: str, row: dict, arguments: TagArguments) -> Sentence:
+def _row_sentence(kind: str, place: str, row: dict, arguments: TagArguments, labelled: bool = True) -> Sentence:
     words = sources.list_cell(row, arguments.text_column, place, "--text_column")
-    tags = sources.list_cell(row, arguments.label_column, place, "--label_column")
+    tags = [None] * len(words)
+    if labelled:
+        tags = sources.list_cell(row, arguments.label_column, place, "--label_column")
     if len(words) != len(tags):
         raise InputError(f"{place}: there are {len(words)} words and {len(tags)} tags; each word needs one.")
-    tags = tuple(None if tag is None else label_name(tag, place, arguments.label_column) for tag in tags)
-    return Sentence(tuple(map(str, words)), tags, place, kind, (json.dumps(row, ensure_ascii=False, default=str),))
+    names = tuple(None if tag is None else label_name(tag, place, arguments.label_column) for tag in tags)
+    return Sentence(tuple(map(str, words)), names, place, kind, (json.dumps(row, ensure_ascii=False, default=str),))
 
 
 def _tagged(rows: list[list[str]], name: str, field: str) -> dict:
-    if field != "morphemes":
-        return {"word_labels": tuple(row[TAG_FIELDS[field]] for row in rows)}
+    if (column := TAG_FIELDS[field]) is not None:
+        return {"word_labels": tuple(row[column] for row in rows)}
     words = [conllu.characters(row[conllu.FORM]) for row in rows]
     text, begins = conllu.raw_text(rows)
     tags = [conllu.morpheme_tags(row[conllu.FORM], row[conllu.LEMMA], row[conllu.XPOS]) for row in rows]
@@ -192,25 +203,29 @@ def hidden_tags(sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBas
     """The share of tags that begin at a character which has no token of its own."""
     hidden = total = 0
     for sentence, tokens in zip(sentences, arguments.encoder(tokenizer).word_ids(sentences), strict=True):
-        before = None
+        before: str | None = None
         for tag, own in zip(sentence.word_labels, tokens, strict=True):
-            begins = tag not in (None, continued(before))
+            begins = tag is not None and (before is None or tag != continued(before))
             total, hidden, before = total + begins, hidden + (begins and not own), tag
     return hidden / max(1, total)
 
 
 def tag_features(
-    sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], arguments: TagArguments
+    sentences: Sequence[Sentence],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    arguments: TagArguments,
+    labelled: bool = True,
 ) -> list[Feature]:
     """input_ids, token_type_ids, and for each token: labels, the tag if it is the first token of a word that belongs to the
-    window, and word, the index of that word in the sentence, else -1; example, the index of the sentence. A window
-    without any tag is left out, unless it is one of characters."""
-    numbers = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
+    window, and word, the index of that word in the sentence, else -1; example, the index of the sentence. A window of
+    labelled data without any tag is left out, unless it is one of characters."""
+    numbers: dict[str | None, int] = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
     tags = [[numbers[tag] for tag in sentence.word_labels] for sentence in sentences]
     features = []
     for example, window in arguments.encoder(tokenizer).words(sentences):
         own, sentence = window.own(tags[example]), sentences[example]
-        if sentence.places is not None or (own != IGNORED).any():
+        if not labelled or sentence.places is not None or (own != IGNORED).any():
             size, (firsts, ends) = len(window.feature["input_ids"]), window.spans.T
             has_token, places = firsts < ends, np.arange(window.start, window.stop)
             token_labels, word = np.full(size, IGNORED), np.full(size, -1)
@@ -220,9 +235,14 @@ def tag_features(
     return features
 
 
-def continued(tag: str | None) -> str | None:
+def note_unit(model: PreTrainedModel, sentences: Sequence[Sentence]) -> None:
+    """Let the configuration say what the tags are of: native models take no such field when they are made."""
+    model.config.update({UNIT: "words" if sentences[0].places is None else "characters"})
+
+
+def continued(tag: str) -> str:
     """The tag of a character that belongs to the one before."""
-    return f"I-{tag[2:]}" if tag is not None and tag.startswith("B-") else tag
+    return f"I-{tag[2:]}" if tag.startswith("B-") else tag
 
 
 ABOUT = ("example", "word")  # what of a feature is not for the model
@@ -235,12 +255,8 @@ class Tags(Metric):
     """Accuracy and macro F1 of single tags. `majority` is the accuracy of always answering with the most frequent tag."""
 
     def _compute(self, predictions: Sequence[int], references: Sequence[int]) -> dict[str, float]:
-        predictions, references = np.asarray(predictions), np.asarray(references)
-        return {
-            "accuracy": share(predictions == references),
-            "f1": macro_f1(predictions, references),
-            "majority": majority(references),
-        }
+        found, gold = np.asarray(predictions), np.asarray(references)
+        return {"accuracy": share(found == gold), "f1": macro_f1(found, gold), "majority": majority(gold)}
 
 
 class Entities(Metric):
@@ -281,7 +297,7 @@ class TagEvaluation(Evaluation):
         self.entities = is_entity_scheme(labels)
         self.metric = Entities() if self.entities else Tags()
 
-    def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
+    def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
         """Every word that its window owns, scored or not: predictions are of all words."""
         word = batch["about"]["word"]
         words = word >= 0
@@ -289,7 +305,6 @@ class TagEvaluation(Evaluation):
             "predicted": array(outputs.logits.argmax(-1)[words]),
             "example": array(batch["about"]["example"][:, None].expand_as(word)[words]),
             "word": array(word[words]),
-            **loss_and_items(outputs, batch),
         }
 
     def decoded(self, results: Results) -> list[list[str]]:
@@ -312,20 +327,22 @@ class TagEvaluation(Evaluation):
             for has_tag, run in groupby(zip(tags, sentence.word_labels, strict=True), lambda pair: pair[1] is not None)
             if has_tag
         ]
-        return [[found for found, _ in run] for run in runs], [[gold for _, gold in run] for run in runs]
+        return [[found for found, _ in run] for run in runs], [
+            [gold for _, gold in run if gold is not None] for run in runs
+        ]
 
     def compute(self, results: Results) -> dict[str, float]:
-        found, gold = self.scored(results)
+        sides: tuple = self.scored(results)
         if not self.entities:
-            found, gold = ([self.numbers.get(tag, -1) for tag in chain(*runs)] for runs in (found, gold))
-        return {"loss": mean_loss(results), **self.metric.compute(predictions=found, references=gold)}
+            sides = tuple([self.numbers.get(tag, -1) for tag in chain(*runs)] for runs in sides)
+        return {"loss": mean_loss(results), **self.metric.compute(predictions=sides[0], references=sides[1])}
+
+    def rows(self) -> Iterator[tuple[str, str | dict]]:
+        decoded = self.decoded(self.results)
+        return (self.predicted(sentence, tags) for sentence, tags in zip(self.sentences, decoded, strict=True))
 
     def report(self, folder: Path) -> None:
-        rows = (
-            self.predicted(sentence, tags)
-            for sentence, tags in zip(self.sentences, self.decoded(self.results), strict=True)
-        )
-        predictions.write(rows, folder, f"{self.split}_predictions")
+        predictions.write(self.rows(), folder, f"{self.split}_predictions")
         pairs = zip(*(chain(*runs) for runs in self.scored(self.results)), strict=True)
         known = [(self.numbers[gold], self.numbers[found]) for found, gold in pairs if found in self.numbers]
         report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, *np.array(known).reshape(-1, 2).T)
@@ -333,22 +350,23 @@ class TagEvaluation(Evaluation):
     def predicted(self, sentence: Sentence, tags: list[str]) -> tuple[str, str | dict]:
         """The tags as one more last column, as the column `prediction`, or in the tag field of CoNLL-U; of morphemes, as
         `Tags=` in MISC."""
-        if sentence.word_of is not None:
-            words = [[] for _ in range(sentence.word_of[-1] + 1)]
+        if sentence.word_of:
+            words: list[list[str]] = [[] for _ in range(sentence.word_of[-1] + 1)]
             for tag, word in zip(tags, sentence.word_of, strict=True):
                 words[word].append(tag)
             return TREEBANK, conllu.fill(sentence, {}, {"Tags": [",".join(word) for word in words]})
-        if sentence.kind == TREEBANK:
-            return TREEBANK, conllu.fill(sentence, {TAG_FIELDS[self.field]: tags})
+        column = TAG_FIELDS[self.field]
+        if sentence.kind == TREEBANK and column is not None:
+            return TREEBANK, conllu.fill(sentence, {column: tags})
         if sentence.places is not None:
             tags = with_spaces(sentence, tags)
         if sentence.kind in sources.TABLES:
             return sentence.kind, {**json.loads(sentence.lines[0]), "prediction": tags}
         comments = _comments(sentence.lines)
         lines = sentence.lines[len(comments) :]
-        tab = "\t" if "\t" in lines[0] else " "
-        lines = (f"{line}{tab}{tag}" for line, tag in zip(lines, tags, strict=True))
-        return sentence.kind, "\n".join([*comments, *lines, ""])
+        tab = "\t" if "\t" in lines[0] or sentence.places is not None else " "
+        tagged = (f"{line}{tab}{tag}" for line, tag in zip(lines, tags, strict=True))
+        return sentence.kind, "\n".join([*comments, *tagged, ""])
 
 
 def consistent(tags: list[str]) -> list[str]:
@@ -362,7 +380,7 @@ def consistent(tags: list[str]) -> list[str]:
 
 def with_spaces(sentence: Sentence, tags: list[str]) -> list[str]:
     """The tags of all characters of the text: a space inside of an entity belongs to it."""
-    own = dict(zip(sentence.places, tags, strict=True))
+    own = dict(zip(sentence.places or (), tags, strict=True))
     found, following = [], "O"
     for place in reversed(range(len(sentence.text))):
         following = own.get(place, following if following.startswith("I-") else "O")
@@ -380,13 +398,56 @@ def tag_baseline(sentences: dict[str, list[Sentence]], labels: Sequence[str]) ->
         tagged = [list(zip(predict(one.words), one.word_labels, strict=True)) for one in part]
         scored = [[pair for pair in one if pair[1] is not None] for one in tagged]
         if is_entity_scheme(labels):
-            found, gold = ([[pair[side] for pair in one] for one in scored] for side in (0, 1))
-            return Entities().compute(predictions=found, references=gold)
+            sides = ([[pair[side] for pair in one] for one in scored] for side in (0, 1))
+            return Entities().compute(**dict(zip(("predictions", "references"), sides, strict=True)))
         found, gold = zip(*chain.from_iterable(scored), strict=True)
         return Tags().compute(predictions=[numbers[tag] for tag in found], references=[numbers[tag] for tag in gold])
 
     figures = {split: score(part) for split, part in sentences.items() if split != "train"}
     return Baseline("each word's most frequent tag, of unknown words by suffix", figures)
+
+
+class TagPredictor(Predictor):
+    ARGUMENTS, WHAT, TABLES = TagArguments, "sentences", (TREEBANK, *COLUMNS[:3], COLUMNS[4], *LISTS)
+
+    @property
+    def of_characters(self) -> bool:
+        return self.model.config.to_dict().get(UNIT) == "characters"
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[Sentence]:
+        sentences = list(_file_sentences([path], FILE, decoding, self.arguments, labelled))
+        as_text = self.of_characters and _are_characters(sentences)
+        for sentence in sentences:
+            sentence = sentence if labelled else replace(sentence, word_labels=(None,) * len(sentence.words))
+            yield _as_text(sentence) if as_text else sentence
+
+    def from_texts(self, lines: list[Line]) -> Iterator[Sentence]:
+        """Morphemes are written as CoNLL-U, other tags as columns."""
+        for place, line in lines:
+            if self.arguments.tag_field == "morphemes":
+                sentence = conllu.from_text(line, place, partial(_tagged, field="morphemes"))
+            else:
+                words = tuple(line) if self.of_characters else tuple(split_words(line))
+                sentence = Sentence(words, (), place, ".conll", words)
+            sentence = replace(sentence, word_labels=(None,) * len(sentence.words))
+            yield _as_text(sentence) if self.of_characters and sentence.places is None else sentence
+
+    def are_labelled(self, lines: list[Line]) -> bool:
+        """Columns: a word, and last a tag."""
+        rows = [line.split() for _, line in lines if not line.startswith((COMMENT, "-DOCSTART-"))]
+        return all(len(row) > 1 and row[-1] in self.names for row in rows)
+
+    def evaluation(self, items: list[Sentence], labelled: bool, split: str) -> TagEvaluation:
+        labels = known_labels(self.names, items, self.arguments.open_ended)
+        features = tag_features(items, self.processor, labels, self.arguments, labelled)
+        batches = self.batches(features, CollateWindows(self.processor.pad_token_id, ABOUT))
+        return TagEvaluation(batches, items, labels, split, self.arguments.field)
+
+    def train_items(self) -> list[Sentence]:
+        return read_sentences(self.arguments)["train"]
+
+    def baseline(self, splits: dict[str, list[Sentence]]) -> Baseline:
+        return tag_baseline(splits, find_labels(splits, open_ended=True))
 
 
 def tag_card(recipe, sentences: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:

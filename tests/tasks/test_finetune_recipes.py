@@ -32,6 +32,7 @@ from transformers import (
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForTokenClassification, hub, report
 from hf_tiny.data.batches import Source
 from hf_tiny.models.trees import maximum_spanning_tree
+from hf_tiny.models.words import affixes
 from hf_tiny.train import TrainConfig, train
 
 STARTS = ("scratch", "hf_tiny", "native")
@@ -130,7 +131,8 @@ def predict_links(run: Path, sentences: list[list[str]]) -> list[list[list[str]]
         encoding = tokenizer(words, is_split_into_words=True, return_tensors="pt")
         firsts = first_tokens(encoding)
         spans = torch.tensor([list(zip(firsts, [*firsts[1:], len(encoding.word_ids()) - 1], strict=True))])
-        outputs = model.eval()(**encoding, word_spans=spans)
+        own = torch.from_numpy(affixes(words, model.config.affix_buckets))[None]
+        outputs = model.eval()(**encoding, word_spans=spans, affixes=own)
         heads = maximum_spanning_tree(outputs.logits[0].numpy())
         labels = outputs.label_logits[0, np.arange(len(words)), heads].argmax(-1)
         names = (model.config.id2label[number] for number in labels.tolist())

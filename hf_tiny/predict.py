@@ -1,0 +1,296 @@
+"""Use a model that a recipe has made: predict, or evaluate on new data.
+
+hf-tiny predict runs/classifier new.tsv > predicted.tsv
+hf-tiny predict runs/classifier --text "정말 재미있다" "지루했다"
+hf-tiny evaluate runs/classifier labelled.tsv --output_dir runs/classifier_on_labelled
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, make_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from accelerate import Accelerator
+from transformers import AutoImageProcessor, AutoModel, PreTrainedModel
+from transformers.utils import cached_file
+
+from . import arguments, checkpoint, report
+from .baselines import SAME_FOR_ALL
+from .data import predictions
+from .data.splits import SplitArguments, say_if_seen
+from .errors import InputError
+from .processes import start_processes
+from .start import load_config, quiet
+from .tasks import longest_input
+from .tasks.classify import TextPredictor
+from .tasks.embed import EmbedPredictor, SentenceEncoder
+from .tasks.images import ImagePredictor
+from .tasks.parse import LinkPredictor
+from .tasks.predictor import PredictArguments, Predictor
+from .tasks.pretrain import TokenPredictor
+from .tasks.tag import TagPredictor
+from .tasks.translate import PairPredictor
+from .tokenizer import load_existing
+
+logger = logging.getLogger(__name__)
+
+# How the name of a model's class ends, what such a model does, and the Auto class that loads it.
+TASKS = {
+    "ForSequenceClassification": ("classify", transformers.AutoModelForSequenceClassification),
+    "ForTokenClassification": ("tag", transformers.AutoModelForTokenClassification),
+    "TokenLinkingModel": ("parse", AutoModel),
+    "ForConditionalGeneration": ("translate", transformers.AutoModelForSeq2SeqLM),
+    "MTModel": ("translate", transformers.AutoModelForSeq2SeqLM),
+    "ForImageClassification": ("images", transformers.AutoModelForImageClassification),
+    "ForMaskedImageModeling": ("masked_images", transformers.AutoModelForMaskedImageModeling),
+    "ElectraForPreTraining": ("electra", transformers.AutoModelForPreTraining),
+    "ForMaskedLM": ("fill_mask", transformers.AutoModelForMaskedLM),
+    "ForCausalLM": ("generate", transformers.AutoModelForCausalLM),
+}
+EMBED = "embed"  # an encoder that sentence-transformers can load
+OF_IMAGES = ("images", "masked_images")
+PREDICTORS: dict[str, type[Predictor]] = {
+    "classify": TextPredictor,
+    "tag": TagPredictor,
+    "parse": LinkPredictor,
+    "translate": PairPredictor,
+    "images": ImagePredictor,
+    EMBED: EmbedPredictor,
+    "electra": TokenPredictor,
+    "fill_mask": TokenPredictor,
+}
+USAGE = {
+    "predict": "hf-tiny predict MODEL [FILE ...] [--text TEXT ...] [--output_dir FOLDER] [flags of the model's recipe]",
+    "evaluate": "hf-tiny evaluate MODEL FILE ... [--output_dir FOLDER] [flags of the model's recipe]",
+}
+STANDARD_INPUT = "-"
+USUAL_LENGTH = 512  # of a window, where no recipe.yaml says it
+ITEMS = 20_000  # that are encoded at once, so that memory is needed for these only
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model for use, with all that belongs to it.
+
+    name: a folder or a Hub id; of a run that has not finished, its newest checkpoint.
+    task: what it does: classify, tag, parse, translate, images, embed, or, without fine-tuning, electra (generator and
+        discriminator), fill_mask, generate, masked_images.
+    processor: the tokenizer or the image processor.
+    settings: the flags of the run that made it, by its recipe.yaml; none where there is no such file.
+    """
+
+    name: str
+    task: str
+    model: PreTrainedModel
+    processor: object
+    settings: dict
+
+
+def load(name: str) -> TrainedModel:
+    """The model of a run, by its folder or its Hub id."""
+    name = checkpoint.usable(str(name))
+    if Path(name).is_dir():
+        checkpoint.check_model(Path(name))
+    config = load_config("", name)
+    kind = (config.architectures or ["a model without a class"])[0]
+    endings = [ending for ending in TASKS if kind.endswith(ending)]
+    if _file_of(name, "modules.json"):
+        task, auto_class = EMBED, AutoModel
+    elif endings:
+        task, auto_class = TASKS[endings[0]]
+    else:
+        raise InputError(
+            f"{name} holds {kind}, and it is not known what to use it for: fine-tune it first. `hf-tiny --help` lists the recipes."
+        )
+    with checkpoint.loaded(f"{name} cannot be loaded"), quiet():
+        model = auto_class.from_pretrained(name, trust_remote_code=False)
+        processor = (
+            AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+            if task in OF_IMAGES
+            else load_existing("the model", name, ())
+        )
+    if task == EMBED:
+        model = SentenceEncoder(model, temperature=None)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return TrainedModel(name, task, model.float().eval().to(device), processor, _settings(name))
+
+
+def _settings(name: str) -> dict:
+    """A checkpoint lies in the folder of its run, which has the recipe."""
+    beside = Path(name).resolve().parent / "recipe.yaml"
+    path = _file_of(name, "recipe.yaml") or (str(beside) if Path(name).is_dir() and beside.is_file() else None)
+    if path is None:
+        return {}
+    try:
+        return dict(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}. Delete it to use the model without the flags of its run."
+        ) from error
+
+
+def _file_of(name: str, file: str) -> str | None:
+    """A file of a model in a folder or on the Hub, if it has one of that name."""
+    absent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(name, file, **absent)
+
+
+# Flags
+
+
+def build(trained: TrainedModel, argv: Sequence[str] = ()) -> Predictor:
+    """The model at work. argv: flags, which win over those of its run."""
+    kind = PREDICTORS.get(trained.task)
+    if kind is None:
+        raise InputError(
+            f"{trained.name} is a {type(trained.model).__name__}: it predicts nothing by itself. Fine-tune it first, or look at "
+            "it with `hf-tiny demo`."
+        )
+    flags = make_dataclass("Flags", [], bases=(kind.ARGUMENTS, PredictArguments), frozen=True, kw_only=True)
+    flags.__doc__ = "The defaults are those of the model's run, where it has left a recipe.yaml."
+    own = {field.name for field in fields(PredictArguments)}
+    settings = {n: value for n, value in trained.settings.items() if n in arguments.known(flags) and n not in own}
+    limit = sys.maxsize
+    if "max_seq_length" in arguments.known(flags):
+        limit = longest_input(trained.model, trained.processor)
+        length = settings["max_seq_length"] = min(settings.get("max_seq_length", USUAL_LENGTH), limit)
+        settings["doc_stride"] = min(settings.get("doc_stride", length // 2), length // 2)
+    given = arguments.parse(flags, [*arguments.as_flags(settings), *argv])
+    if vars(given).get("max_seq_length", 0) > limit:
+        raise InputError(f"--max_seq_length {given.max_seq_length}: the model reads at most {limit} tokens.")
+    return kind(trained.model, trained.processor, given)
+
+
+def sorted_out(verb: str, argv: Sequence[str]) -> tuple[Predictor, list[str]]:
+    """The model at work and the files: of a command line the words before its flags."""
+    count = next((n for n, word in enumerate(argv) if word.startswith("-") and word != STANDARD_INPUT), len(argv))
+    (*names,), flags = argv[:count], argv[count:]
+    if not names:
+        if not {"-h", "--help"} & set(flags):
+            raise InputError(f"There is no model. Usage: {USAGE[verb]}")
+        print(f"usage: {USAGE[verb]}\n\nThe flags of a model: hf-tiny {verb} MODEL --help")
+        sys.exit(0)
+    allowed = ("train_file", "dataset_name", "dataset_config_name") if verb == "evaluate" else ()
+    training = [field.name for field in fields(SplitArguments) if field.name not in allowed]
+    for word in flags:
+        if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in training:
+            raise InputError(f"{word}: this is for training. Files follow the model: {USAGE[verb]}")
+    start_processes()
+    return build(load(names[0]), flags), names[1:]
+
+
+def free_folder(predictor: Predictor, *patterns: str) -> Path | None:
+    """--output_dir, if it was given; what is there is never written over."""
+    if predictor.arguments.output_dir is None:
+        return None
+    folder = Path(predictor.arguments.output_dir)
+    held = [path.name for pattern in patterns for path in folder.glob(pattern)]
+    if held:
+        raise InputError(f"--output_dir {folder} holds {held[0]} already. Choose another folder, or delete it.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output_dir {folder} cannot be made: {error.strerror}.") from error
+    return folder
+
+
+# Predicting
+
+
+def items_of(predictor: Predictor, files: Sequence[str]) -> list:
+    """What is asked for: texts of --text, files, or standard input."""
+    texts = predictor.arguments.text
+    if texts and files:
+        raise InputError(f"--text and {files[0]}: give texts or files, not both.")
+    if texts:
+        return list(predictor.from_texts([(f"--text {number}", text) for number, text in enumerate(texts, 1)]))
+    if files and STANDARD_INPUT not in files:
+        return predictor.read(files, labelled=False)
+    if files[1:]:
+        raise InputError(f"{STANDARD_INPUT} stands for standard input, which is read alone.")
+    if not files and sys.stdin.isatty():
+        raise InputError(f"There is nothing to predict. Usage: {USAGE['predict']}; or give texts as standard input.")
+    try:
+        lines = sys.stdin.buffer.read().decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"Standard input is not UTF-8 ({error}). Give a file, and --encoding.") from error
+    found = [(f"standard input:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise InputError("Standard input is empty: there is nothing to predict.")
+    return list(predictor.from_texts(found))
+
+
+def predicted(predictor: Predictor, items: list) -> Iterator[tuple[str, str | dict]]:
+    """The answers, in the order and the format of the items: a suffix, and a line or the columns of a table."""
+    for start in range(0, len(items), ITEMS):
+        evaluation = predictor.evaluation(items[start : start + ITEMS], False, "predictions")
+        yield from evaluation.predict(predictor.model)
+
+
+def predict(argv: Sequence[str]) -> None:
+    predictor, files = sorted_out("predict", argv)
+    folder, items = free_folder(predictor, "predictions.*"), items_of(predictor, files)
+    kinds = predictor.kinds(items)
+    if folder is None and (len(kinds) > 1 or kinds & predictions.BINARY):
+        raise InputError(f"Predictions for {', '.join(sorted(kinds))} cannot be printed together: give --output_dir.")
+    rows = list(predicted(predictor, items))
+    if folder is None:
+        predictions.print_rows(rows, sys.stdout)
+    else:
+        paths = predictions.write(rows, folder, "predictions")
+        logger.info(f"{len(items):,} {predictor.WHAT}: {', '.join(map(str, paths))}")
+
+
+# Evaluating
+
+
+def labelled_items(predictor: Predictor, files: Sequence[str]) -> list:
+    try:
+        return predictor.read(files, labelled=True)
+    except InputError as error:
+        try:
+            predictor.read(files, labelled=False)
+        except InputError:
+            raise error from None
+        raise InputError(f"{error} Figures need labels; `hf-tiny predict` needs none.") from error
+
+
+def baseline_figures(predictor: Predictor, items: list) -> dict[str, Any]:
+    """What the run's baseline scores on the items; nothing where the data that it learns from is gone."""
+    try:
+        splits = {"train": predictor.train_items(), "eval": items}
+    except InputError as error:
+        logger.warning(f"No baseline: it learns from the training data of the run, which cannot be read. {error}")
+        return {}
+    say_if_seen(splits, predictor.WHAT)
+    baseline = predictor.baseline(splits)
+    figures = {n: value for n, value in baseline.figures["eval"].items() if n not in SAME_FOR_ALL}
+    return {"baseline_name": baseline.name, **{f"baseline_{name}": value for name, value in figures.items()}}
+
+
+def evaluate(argv: Sequence[str]) -> None:
+    predictor, files = sorted_out("evaluate", argv)
+    if not files:
+        raise InputError(f"There is nothing to evaluate on. Usage: {USAGE['evaluate']}")
+    folder, items = free_folder(predictor, "eval_predictions.*", "all_results.json"), labelled_items(predictor, files)
+    evaluation = predictor.evaluation(items, True, "eval")
+    figures = evaluation(predictor.model, Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision="no"))
+    results: dict[str, Any] = {f"eval_{name}": value for name, value in figures.items()}
+    results |= {"eval_samples": len(items), **baseline_figures(predictor, items)}
+    report.print_figures(results)
+    print(f"  {report.compare(results)}")
+    if folder is not None:
+        evaluation.report(folder)
+        (folder / "all_results.json").write_text(json.dumps(results, indent=2))
+        logger.info(f"predictions, pictures and all_results.json: {folder}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    verb, *words = sys.argv[1:] if argv is None else argv
+    {"predict": predict, "evaluate": evaluate}[verb](words)
