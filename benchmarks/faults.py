@@ -1,17 +1,21 @@
-"""python benchmarks/faults.py [PART ...] [--quick] [--jobs 2] [--folder /tmp/faults]
+"""python benchmarks/faults.py [PART ...] [--quick] [--seed 0] [--only WORDS] [--jobs 2] [--folder /tmp/faults]
 
 Faults on purpose: short runs of every recipe are killed while they write, their files are damaged, their disk fails, their
 processes get signals, they get in each other's way, and they are given wrong commands. Each is then resumed and compared with
 a run that nothing happened to. It needs Linux, a C compiler (`cc`) and, for disks that are really full, root.
 
-What has been tried is kept in --folder: a campaign that was stopped goes on where it was; what failed is tried again. The
-last lines are the table of docs/reliability.md, whose figures go to benchmarks/results.
+What is done when follows from --seed, which is printed, and a failure is printed with the command that repeats it: nothing
+depends on the time or on where --folder is. What has been tried is kept in --folder: a campaign that was stopped goes on
+where it was; what failed is tried again. The last lines are the table of docs/reliability.md, whose figures go to
+benchmarks/results.
 """
 
 import argparse
 import errno
+import itertools
 import json
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -22,6 +26,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -38,59 +43,72 @@ FAILED = "failed"
 Cycle = Callable[[], str]
 
 
-def kills(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+@dataclass(frozen=True)
+class Choice:
+    """Which cycles of a part are done."""
+
+    quick: bool = False
+    seed: int = 0
+    only: str = ""
+
+
+def kills(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
     """Every 26th or so write of each recipe, at its beginning or halfway."""
     for number, recipe in enumerate(RECIPES):
-        for place, moment in enumerate(faults.spread(1 if quick else 12, whole.moments(recipe))):
-            moment = moment + 7 * number % 13 if not quick else moment + 120
+        for place, moment in enumerate(faults.spread(1 if choice.quick else 12, whole.moments(recipe))):
+            moment += 120 if choice.quick else (7 * number + choice.seed) % 13
             yield f"{recipe} {moment}", partial(faults.kill, whole, recipe, moment, halfway=place % 3 == 2)
 
 
-def damages(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
-    """Every file of a stopped run of one recipe with some kinds of damage, of the others a few."""
-    numbers = random.Random(0)
+def damages(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
+    """Every kind of file with every kind of damage, in the first recipe that has it, and some more in each recipe. Quick
+    cycles are some of these."""
+    tried: set[str] = set()
     for recipe in RECIPES:
-        names, kinds = faults.files_to_damage(whole, recipe), list(faults.DAMAGES)
-        pairs = [(name, kinds[(place + turn * 4) % len(kinds)]) for place, name in enumerate(names) for turn in (0, 1)]
-        for name, kind in (
-            pairs if recipe == "pretrain_electra" and not quick else numbers.sample(pairs, 1 if quick else 8)
-        ):
+        names = faults.files_to_damage(whole, recipe)
+        pairs = list(itertools.product(names, faults.DAMAGES))
+        chosen = random.Random(f"{choice.seed} {recipe}").sample(pairs, len(pairs))[: 1 if choice.quick else 4]
+        if not choice.quick:
+            new = {faults.kind_of(name): name for name in reversed(names) if faults.kind_of(name) not in tried}
+            tried |= new.keys()
+            chosen += [pair for pair in itertools.product(new.values(), faults.DAMAGES) if pair not in chosen]
+        for name, kind in chosen:
             yield f"{recipe} {kind} {name}", partial(faults.damage, whole, recipe, name, kind)
 
 
-def disks(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+def disks(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
     """Writes and reads that fail, once or from a moment on, and disks that are full."""
     for number, recipe in enumerate(RECIPES):
         for reads in (False, True):
             last = whole.moments(recipe, reads)
-            for place, moment in enumerate(faults.spread(1 if quick else 4 - reads, last)):
+            for place, moment in enumerate(faults.spread(1 if choice.quick else 4 - reads, last)):
                 error = errno.EIO if reads else ERRORS[(number + place) % len(ERRORS)]
                 action = FAIL_FROM_NOW_ON if error == errno.ENOSPC or place % 2 else FAIL_ONCE
-                moment += 11 * number % 17
+                moment += (11 * number + choice.seed) % 17
                 about = f"{recipe} {'reads' if reads else 'writes'} {errno.errorcode[error]} {action} {moment}"
                 yield about, partial(faults.break_disk, whole, recipe, Fault(action, moment, error, reads=reads))
-    for size in (40,) if quick else (40, 80, 120, 200, 300, 400):
+    for size in (40,) if choice.quick else (40, 80, 120, 200, 300, 400):
         yield f"full at {size} kB", partial(faults.fill_disk, whole, "pretrain_electra", size)
 
 
-def signals(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+def signals(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
     """At writes of all recipes, to the run or to a process that prepares its data; and stopped for a while."""
     for number, recipe in enumerate(RECIPES):
         last = whole.moments(recipe)
-        for place, sent in enumerate(SIGNALS[: 1 + quick * (number < 1)] if quick else SIGNALS):
-            moment = 1 + (number * 29 + place * 41) % last
+        for place, sent in enumerate(SIGNALS[: 1 + (number < 1)] if choice.quick else SIGNALS):
+            moment = 1 + (number * 29 + place * 41 + choice.seed) % last
             yield f"{recipe} {sent.name} {moment}", partial(faults.send, whole, recipe, moment, sent)
-    for moment in (100,) if quick else (30, 100, 170, 240):
+    for moment in (100,) if choice.quick else (30, 100, 170, 240):
         yield f"paused {moment}", partial(faults.pause, whole, "pretrain_electra", moment)
 
 
-def contention(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
-    for recipe in list(RECIPES)[: 1 if quick else None]:
+def contention(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
+    for recipe in list(RECIPES)[: 1 if choice.quick else None]:
         yield f"cache {recipe}", partial(faults.share_cache, whole, recipe)
         yield f"folder {recipe}", partial(faults.share_folder, whole, recipe)
 
 
-def inputs(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
+def inputs(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
     """The wrong commands of tests/bad_inputs.tsv, in one process."""
     outcomes: list = []
     lock = threading.Lock()
@@ -110,7 +128,7 @@ def inputs(whole: Whole, quick: bool) -> Iterator[tuple[str, Cycle]]:
             raise faults.Failed(f"{test_bad_inputs.ROWS[number]}: {code} {printed[-500:]}")
         return SAID
 
-    for number in rows if not quick else ():
+    for number in rows if not choice.quick else ():
         yield " ".join(test_bad_inputs.ROWS[number][:2]), partial(judge, number)
 
 
@@ -144,7 +162,7 @@ class Journal:
         return Counter(what if what in (SURVIVED, SAID) else FAILED for what in kinds)
 
 
-def run_part(journal: Journal, part: str, cycles: list[tuple[str, Cycle]], jobs: int) -> None:
+def run_part(journal: Journal, part: str, cycles: list[tuple[str, Cycle]], choice: Choice, jobs: int) -> None:
     def do(about: str, cycle: Cycle) -> None:
         try:
             what = cycle()
@@ -154,8 +172,13 @@ def run_part(journal: Journal, part: str, cycles: list[tuple[str, Cycle]], jobs:
             what = f"{FAILED}: {traceback.format_exc()}"
         journal.write(part, about, what)
         print(f"{time.strftime('%H:%M:%S')} {part} {about}: {what}", flush=True)
+        if what.startswith(FAILED):
+            options = ["--quick"] if choice.quick else []
+            words = ["python", "benchmarks/faults.py", part, *options, "--seed", str(choice.seed), "--only", about]
+            print(f"To repeat it: {shlex.join(words)}", flush=True)
 
-    left = [(about, cycle) for about, cycle in cycles if journal.outcomes.get((part, about)) not in (SURVIVED, SAID)]
+    wanted = [(about, cycle) for about, cycle in cycles if choice.only in about]
+    left = [(about, cycle) for about, cycle in wanted if journal.outcomes.get((part, about)) not in (SURVIVED, SAID)]
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda one: do(*one), left))
 
@@ -174,25 +197,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="a few cycles of each part, and nothing is kept")
+    parser.add_argument("--seed", type=int, default=0, help="shifts the moments, chooses the files that are damaged")
+    parser.add_argument("--only", default="", help="only cycles whose name, as it is printed, contains these words")
     parser.add_argument("--jobs", type=int, default=2, help="cycles at the same time")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "faults"))
     given = parser.parse_args()
     parts = given.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}")
+    choice = Choice(given.quick, given.seed, given.only)
+    print(f"seed {given.seed}", flush=True)
     if given.quick:
         given.folder = Path(tempfile.mkdtemp(prefix="faults-"))
     whole = Whole(given.folder, faults.prepare(given.folder))
     journal = Journal(given.folder / "journal.jsonl")
     for part in parts:
-        run_part(journal, part, list(PARTS[part][0](whole, given.quick)), given.jobs)
+        run_part(journal, part, list(PARTS[part][0](whole, choice)), choice, given.jobs)
     table = rows(journal, list(PARTS))
     for row in table:
         print("  ".join(f"{value:>10}" for value in row["figures"].values()), " ", row["what"])
     failed = sum(row["figures"]["failed"] for row in table)
     if given.quick:
         shutil.rmtree(given.folder)
-    else:
+    elif not given.only:
         path = ROOT / "benchmarks" / "results" / "faults.all.json"
         path.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(json.dumps({"tried": sum(row["figures"]["tried"] for row in table), "failed": failed}))
