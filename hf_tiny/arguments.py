@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import math
 import operator
 import re
@@ -266,13 +265,12 @@ def _read(path: Path) -> dict:
         raise InputError(f"There is no recipe file {path}.")
     try:
         text = path.read_text(encoding="utf-8")
-        if any(
-            isinstance(token, yaml.AliasToken) for token in yaml.scan(text)
-        ):  # a few lines of them can mean gigabytes
-            raise InputError(f"{path} refers to other values (`*name`): write each value out.")
-        settings = yaml.safe_load(text)  # JSON is YAML
-    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        refers = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+        settings = {} if refers else yaml.safe_load(text)  # JSON is YAML
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: a number or a nest without an end
         raise InputError(f"{path} is not readable as YAML or JSON: {error}") from error
+    if refers:  # a few lines of them can mean gigabytes
+        raise InputError(f"{path} refers to other values (`*name`): write each value out.")
     if not isinstance(settings, dict):
         raise InputError(f"{path} must map flags to values, one per line, such as `learning_rate: 1e-3`.")
     return settings

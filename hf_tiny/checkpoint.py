@@ -50,13 +50,18 @@ def step_of(checkpoint: Path) -> int:
 @contextlib.contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
     """One writer per output_dir: the system frees the lock when the process ends, however it ends."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    with open(output_dir / LOCK, "a+") as file:
+    with contextlib.ExitStack() as stack:
         try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(output_dir / LOCK, "a+"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
                 f"Another process is writing to {output_dir} right now. Wait for it, stop it, or choose another --output_dir."
+            ) from error
+        except OSError as error:  # something else has its name, or the disk knows no locks
+            raise InputError(
+                f"{output_dir / LOCK} cannot be locked ({error.strerror}). Move it away, or choose a folder on another disk."
             ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()}, {time.time_ns()}\n")  # no other run's lock says this
@@ -118,7 +123,14 @@ def complete_or_absent(target: Path, main: bool = True) -> Iterator[Path]:
         raise InputError(f"{target} could not be saved ({error}). Free some space, then resume: {kept}.") from error
 
 
+def open_weights(folder: Path) -> None:
+    """safetensors lets nobody else read its files, whatever the umask: whoever can read the rest can read them too."""
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode & 0o777)
+
+
 def _complete(draft: Path, target: Path) -> None:
+    open_weights(draft)
     paths = sorted(draft.rglob("*"))
     manifest = {path.relative_to(draft).as_posix(): _digest(path) for path in paths if path.is_file()}
     (draft / MANIFEST).write_text(json.dumps({**manifest, MANIFEST: _digest_of(manifest)}, indent=1))
@@ -137,7 +149,8 @@ def written(what: str) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"{what} could not be written ({error}). Free some space, then go on with --resume_from_checkpoint latest."
+            f"{what} could not be written ({error}). Free some space, or move away what is in its place; then go on with "
+            "--resume_from_checkpoint latest."
         ) from error
 
 
@@ -156,6 +169,22 @@ def loaded(failure: str) -> Iterator[None]:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{failure}: {error}") from error
+
+
+@contextlib.contextmanager
+def restored(checkpoint: Path) -> Iterator[None]:
+    """For loading a checkpoint. Its files are those of its manifest, but not every manifest is of a run of ours."""
+    try:
+        yield
+    except InputError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{checkpoint} holds a pickle that would run code, or none at all: it is not loaded. Resume a run of your own."
+        ) from error
+    except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise InputError(f"{checkpoint} cannot be loaded ({problem}). Use an earlier checkpoint.") from error
 
 
 def sweep(output_dir: Path) -> None:
@@ -214,6 +243,15 @@ def read_log(path: Path) -> list[dict]:
         else:
             lines.append(line)
     return lines
+
+
+def results(output_dir: Path) -> dict[str, float] | None:
+    """Of a run that has finished. None: it has not, or some of what it left is gone or damaged, and is made again."""
+    card, weights = output_dir / "README.md", output_dir.glob("model*.safetensors")
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        found = dict(json.loads((output_dir / "all_results.json").read_text()))
+        return found if card.is_file() and any(weights) else None  # the card is written last
+    return None
 
 
 def damage(checkpoint: Path) -> str | None:

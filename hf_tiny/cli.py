@@ -92,6 +92,8 @@ def launch(script: Path, options: Sequence[str], flags: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from . import loopback
+
     given = launch_command_parser().parse_args([*options, str(script), *flags])
     given.shutdown_timeout = LONGEST_SAVE
     given.quiet = False  # the exit code of a single process is in the exception that it would hide
@@ -99,6 +101,8 @@ def launch(script: Path, options: Sequence[str], flags: Sequence[str]) -> int:
     logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # six lines of defaults
     if (given.num_processes or 1) > 1 and given.config_file is None and not torch.accelerator.is_available():
         given.config_file = str(RECIPES / "accelerate" / "cpu_2proc.yaml")  # without it there would be one process
+
+    loopback.use(given)
 
     def pass_on(number, frame) -> None:
         for child in psutil.Process().children():

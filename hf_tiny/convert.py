@@ -534,6 +534,7 @@ def convert(source: str, target: Path, main_at_top: bool = False) -> None:
     for number, (name, model) in enumerate(found.items()):
         place = target if main_at_top and number == 0 else target / name
         model.save_pretrained(place)
+        checkpoint.open_weights(place)
         try:
             images = model.main_input_name == "pixel_values"
             loader = transformers.AutoImageProcessor if images else transformers.AutoTokenizer

@@ -26,6 +26,8 @@ def start_processes() -> None:
     """Before anything else: the right number of processes, all cores. Reads the launcher's variables."""
     end_with_launcher()
     launched, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if launched == here > 1 and sys.platform == "linux":  # on one machine they need not be heard by others
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # A long timeout: packing and pushing take their time.
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=1))
     if launched != state.num_processes:

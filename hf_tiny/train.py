@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import math
+import shlex
 import signal
 import sys
 import time
@@ -111,7 +112,8 @@ def start(config: TrainConfig) -> None:
     if config.push_to_hub and config.seeds > 1:
         raise InputError(
             "--push_to_hub with several --seeds: each would replace the one before. Leave it out, and push the one you choose: "
-            f"python -m hf_tiny.hub push {config.output_dir}/seed-{config.seed} --hub_model_id you/name"
+            + "python -m hf_tiny.hub push "
+            + shlex.join([f"{config.output_dir}/seed-{config.seed}", "--hub_model_id", "you/name"])
         )
     if config.push_to_hub:
         on_main(lambda: hub.check_push(config, Path(config.output_dir)))
@@ -254,6 +256,11 @@ class Run:
         if path is None:
             return
         all_see(path / checkpoint.MANIFEST)
+        with checkpoint.restored(path):
+            self.restore(path)
+        logger.info(f"Resumed from {path} at step {self.state.step}.")
+
+    def restore(self, path: Path) -> None:
         saved = json.loads((path / "trainer_state.json").read_text())
         now = json.loads(json.dumps(self.identity()))
         for name, before in saved["identity"].items():  # what an older version did not know yet cannot differ
@@ -269,7 +276,6 @@ class Run:
         checkpoint.load_random_state(path, self.accelerator, self.config.seed + 1_000_003 * self.state.step)
         for callback in self.callbacks:
             callback.on_load(path)
-        logger.info(f"Resumed from {path} at step {self.state.step}.")
 
     def resume_state(self, path: Path, state: TrainState) -> None:
         """The step and what was counted; the length of the run is that of this one's flags."""
@@ -296,27 +302,26 @@ class Run:
         """The results of a run that has nothing left to do."""
         state, patience = self.state, self.config.early_stopping_patience
         stopped = bool(patience) and state.evaluations_since_best >= (patience or 0)
-        folder, results = self.output_dir, self.output_dir / "all_results.json"
-
-        def complete() -> bool:  # the card is written last
-            return results.exists() and (folder / "README.md").exists() and any(folder.glob("model*.safetensors"))
-
-        if not (state.step >= state.max_steps or stopped) or not on_main(complete):
+        if not (state.step >= state.max_steps or stopped):
+            return None
+        results = on_main(lambda: checkpoint.results(self.output_dir))
+        if results is None:
             return None
         logger.info(
             f"The run in {self.output_dir} has finished, with {state.step:,} steps: nothing is left to do. A higher "
             "--max_steps (or --num_train_epochs) goes on with it."
         )
-        return on_main(lambda: json.loads(results.read_text()))
+        return results
 
     def write_down(self) -> None:
         """What this run is; what later steps of an earlier one have left is set aside."""
         self.state.commands.append(hub.command())
+        again = dataclasses.replace(self.config, resume_from_checkpoint=None)
         if self.main:
-            checkpoint.sweep(self.output_dir)
-            checkpoint.abandon_after(self.output_dir, self.state.step)
-            again = dataclasses.replace(self.config, resume_from_checkpoint=None)
-            arguments.write(again, self.output_dir / "recipe.yaml", self.state.commands)
+            with checkpoint.written("recipe.yaml"):
+                checkpoint.sweep(self.output_dir)
+                checkpoint.abandon_after(self.output_dir, self.state.step)
+                arguments.write(again, self.output_dir / "recipe.yaml", self.state.commands)
         if self.config.report_to:
             flags = dataclasses.asdict(self.config).items()
             kept = {name: value if isinstance(value, int | float | str) else str(value) for name, value in flags}
@@ -492,8 +497,7 @@ class Run:
         plain = object.__new__(self.model_class)
         vars(plain).update(vars(self.bare_model))
         plain.save_pretrained(folder, state_dict=weights)
-        for path in folder.glob("*.safetensors"):  # safetensors lets nobody else read them, whatever the umask
-            path.chmod((folder / "config.json").stat().st_mode & 0o777)
+        checkpoint.open_weights(folder)
         if self.processor is not None:
             self.processor.save_pretrained(folder)
 

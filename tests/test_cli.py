@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import sysconfig
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from fixtures import tiny_run
 from fixtures.tiny_run import ROOT
@@ -130,24 +133,62 @@ def test_a_recipe_that_does_not_train_leaves_runs_alone(tmp_path, monkeypatch):
     assert os.listdir("runs/out") == ["checkpoint-3"]
 
 
+def listening(pid: int) -> list:
+    """The ports on which a process and its children wait for others."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    ports = (port for process in family for port in process.net_connections("inet"))
+    return [port for port in ports if port.status == psutil.CONN_LISTEN]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--num_processes", "2"], ["--mixed_precision", "no"]])
-def test_launched_processes(tmp_path, options):
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_make_waits_until_the_run_is_saved(tmp_path, processes):
+    text, run = tiny_run.write_text(tmp_path / "text.txt"), tmp_path / "run"
+    options = "--num_processes 2" if processes == 2 else ""
+    (tmp_path / "hf-tiny").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} {options} "$@"\n')
+    (tmp_path / "hf-tiny").chmod(0o755)
+    flags = shlex.join(["--train_file", str(text), "--max_steps", "5000", *TINY])
+    command = ["make", "-o", ".venv/installed", "pretrain", f"BIN={tmp_path}", f"OUT={run}", f"ARGS={flags}"]
+    environment = {**ENVIRONMENT, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    with open(tmp_path / "err", "w") as err:
+        make = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=err, stderr=err)
+    end = time.monotonic() + 200
+    while max(tiny_run.logged_steps(run), default=0) < 2:
+        assert time.monotonic() < end and make.poll() is None, (tmp_path / "err").read_text()
+        time.sleep(0.05)
+    family = psutil.Process(make.pid).children(recursive=True)
+    make.terminate()
+    assert make.wait(60) != 0
+    said = (tmp_path / "err").read_text()
+    assert "Stopped by SIGTERM; checkpoint-" in said and "Traceback" not in said
+    assert len(list(checkpoint.find(run, "latest").glob("rng-*"))) == processes
+    assert not psutil.wait_procs(family, 10)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [(["--num_processes", "2"], signal.SIGTERM), (["--mixed_precision", "no"], signal.SIGINT)],
+)
+def test_launched_processes(tmp_path, options, number):
     """Two over gloo, or one with other options: a signal reaches them, and their exit code comes back."""
     text, run = tiny_run.write_text(tmp_path / "text.txt"), tmp_path / "run"
     environment = {**ENVIRONMENT, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     flags = ["pretrain-electra", "--train_file", str(text), "--output_dir", str(run), "--max_steps", "5000", *TINY]
     port = [] if "--mixed_precision" in options else ["--main_process_port", "0"]
     with open(tmp_path / "err", "w") as err:
-        started = subprocess.Popen([*COMMAND, *port, *options, *flags], env=environment, stderr=err)
+        listens = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a shell may have ignored it
+        started = subprocess.Popen([*COMMAND, *port, *options, *flags], env=environment, stderr=err, **listens)
     end = time.monotonic() + 200
     while max(tiny_run.logged_steps(run), default=0) < 2:
         assert time.monotonic() < end and started.poll() is None, (tmp_path / "err").read_text()
         time.sleep(0.05)
-    started.terminate()
-    assert started.wait(60) == 128 + signal.SIGTERM
+    assert not {port.laddr.ip for port in listening(started.pid)} - {"127.0.0.1"}  # others cannot reach them
+    started.send_signal(number)
+    assert started.wait(60) == 128 + number
     error = (tmp_path / "err").read_text()
-    assert "Stopped by SIGTERM; checkpoint-" in error and "Traceback" not in error
+    assert f"Stopped by {number.name}; checkpoint-" in error and "Traceback" not in error
     saved = checkpoint.find(run, "latest")
     assert len(list(saved.glob("rng-*"))) == (1 if "--mixed_precision" in options else 2)
     if "--num_processes" in options:

@@ -9,6 +9,8 @@ import signal
 import sys
 import tarfile
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,6 +205,7 @@ def test_a_signal_saves_and_ends_with_its_code(whole, tmp_path, number):
         (lambda path: os.truncate(path / "model.safetensors", 1000), "model.safetensors differs from its checksum"),
         (lambda path: (path / "optimizer.pt").unlink(), "optimizer.pt is missing"),
         (lambda path: (path / "manifest.json").write_text("garbage"), "manifest.json cannot be read"),
+        (lambda path: edit(path / "trainer_state.json", '"step": 8', '"step": 7'), "trainer_state.json differs"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(whole, tmp_path, spoil, problem):
@@ -218,6 +221,72 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(whole, tmp_path, 
     assert "checkpoint-4 at step 4" in ended.err
     assert checkpoint.damage(run / "checkpoint-8") is None
     assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+
+
+class Intruder:
+    def __reduce__(self):
+        return os._exit, (99,)
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+FOREIGN = {
+    "optimizer.pt": (lambda path: torch.save({"state": Intruder()}, path), "holds a pickle that would run code"),
+    "rng-0-of-1.pt": (lambda path: torch.save(Intruder(), path), "holds a pickle that would run code"),
+    "trainer_state.json": (lambda path: edit(path, '"step": 8', '"stride": 8'), "cannot be loaded (TypeError"),
+    "model.safetensors": (lambda path: path.write_bytes(b"\x80\x02"), "cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_checkpoint_of_strangers_runs_no_code_and_gets_a_message(whole, tmp_path, name):
+    """Its manifest agrees with what was put into it."""
+    run = stopped_copy(whole, tmp_path, last=8)
+    change, message = FOREIGN[name]
+    change(run / "checkpoint-8" / name)
+    manifest = json.loads((run / "checkpoint-8" / checkpoint.MANIFEST).read_text())
+    del manifest[checkpoint.MANIFEST]
+    manifest[name] = checkpoint._digest(run / "checkpoint-8" / name)
+    manifest[checkpoint.MANIFEST] = checkpoint._digest_of(manifest)
+    (run / "checkpoint-8" / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 2 and "Traceback" not in ended.err, ended.err
+    assert f"{run / 'checkpoint-8'} {message}" in ended.err
+
+
+@pytest.mark.parametrize("results", ["", "[1]", "garbage", None])
+def test_results_that_are_damaged_are_made_again(whole, tmp_path, results):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "all_results.json").unlink() if results is None else (run / "all_results.json").write_text(results)
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0 and "Traceback" not in ended.err, ended.err
+    one, other = (json.loads((folder / "all_results.json").read_text()) for folder in (run, whole))
+    assert one["eval_loss"] == other["eval_loss"] and largest_difference(run, whole) == 0
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", ".lock"])
+@pytest.mark.parametrize("what", ["folder", "link"])
+def test_something_else_in_the_place_of_a_file_gets_a_message(whole, tmp_path, name, what):
+    run = stopped_copy(whole, tmp_path, last=8)
+    (run / name).unlink(missing_ok=True)
+    (run / name).mkdir() if what == "folder" else (run / name).symlink_to("nowhere/at/all")
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 2 and "Traceback" not in ended.err, ended.err
+    assert name in ended.err.rpartition("error: ")[2] and "ove" in ended.err
+    (run / name).rmdir() if what == "folder" else (run / name).unlink()
+    assert toy(run, resume_from_checkpoint="latest").code == 0
+    assert largest_difference(run, whole) == 0
+
+
+def test_random_numbers_that_are_gone_are_said(tmp_path, caplog):
+    alone = SimpleNamespace(process_index=1, num_processes=2, device=torch.device("cpu"))
+    checkpoint.load_random_state(tmp_path, alone, seed=5)
+    assert "rng-1-of-2.pt does not exist: dropout goes on with other random numbers" in caplog.text
+    assert torch.initial_seed() == 6
 
 
 # Changed
