@@ -323,7 +323,7 @@ def set_words(tables: Iterable[torch.Tensor], vectors: np.ndarray) -> None:
 
 def pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:
     """The model of this name with a head for the task; the encoder's weights must all be there."""
-    option = "--model_name_or_path"
+    option, changes = "--model_name_or_path", {"trust_remote_code": False, **changes}
     with checkpoint.loaded(f"{option} {name}: its weights could not be loaded for this task"), quiet():
         try:
             model = auto_class.from_pretrained(name, **changes)

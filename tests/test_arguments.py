@@ -165,6 +165,9 @@ def test_booleans_in_a_file(tmp_path, text):
         (["--hub_strategy", "often"], None, ["--hub_strategy often: choose one of end, every_save."]),
         (["missing.yaml"], None, ["no recipe file missing.yaml"]),
         (["text.txt"], None, ["text.txt", ".yaml or .json"]),
+        ([], "a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]\n", ["refers to other values", "write each value out"]),
+        ([], "[" * 5000, ["is not readable as YAML"]),
+        ([], "max_steps: " + "9" * 5000, ["is not readable as YAML"]),
     ],
 )
 def test_mistakes_get_a_message(tmp_path, argv, file, words):

@@ -1,6 +1,8 @@
 """Checkpoints are complete or absent."""
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,18 @@ def test_a_folder_that_cannot_be_written_to_is_found_first(tmp_path, place):
     with pytest.raises(InputError, match=f"--output_dir {tmp_path / place} cannot be written to"):
         checkpoint.check_folder(tmp_path / place, resuming=False)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_refuses_files_is_found_first(tmp_path, monkeypatch, number):
+    """Also by root, whom permissions do not stop."""
+
+    def refuse(**_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(InputError, match=f"cannot be written to .{os.strerror(number)}.*Choose another folder"):
+        checkpoint.check_folder(tmp_path / "run", resuming=False)
 
 
 def test_a_run_that_has_not_finished_is_used_by_its_newest_whole_checkpoint(tmp_path, caplog):

@@ -17,7 +17,8 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from fixtures import tiny_run
 from fixtures.tiny_run import ROOT, largest_difference, metrics, start_group, toy, wait_for_step
 
-from hf_tiny import checkpoint, processes
+from hf_tiny import checkpoint, convert, processes
+from hf_tiny.callbacks import EMA
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +177,10 @@ def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path, processes, numb
 
 
 def test_weights_can_be_read_by_those_who_can_read_the_rest(tmp_path):
-    tiny_run.train_here(tmp_path / "run", max_steps=1)
-    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-1"):
-        modes = {(folder / name).stat().st_mode for name in ("config.json", "model.safetensors")}
-        assert len(modes) == 1
+    toy = tiny_run.model()
+    tiny_run.train_here(tmp_path / "run", callbacks=[EMA(0.9)], toy=toy, max_steps=1)
+    convert.convert(str(tmp_path / "run"), tmp_path / "native")
+    weights = list(tmp_path.rglob("*.safetensors"))
+    assert sorted(path.name for path in weights) == ["ema.safetensors", *["model.safetensors"] * 4]
+    for path in weights:
+        assert path.stat().st_mode & 0o777 == path.with_name("config.json").stat().st_mode & 0o777

@@ -1,5 +1,6 @@
 """What to start from, and which of its weights may move."""
 
+import ast
 import json
 import logging
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 from conftest import TEXTS
 from fixtures.encoders import CONFIGS, LAYERS, OURS, changed, classifier, copies, linker, save_joint
-from fixtures.tiny_run import flags
+from fixtures.tiny_run import ROOT, flags
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -28,12 +29,21 @@ from transformers import (
     ViTConfig,
 )
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, HfTinyTokenLinkingConfig, InputError, optim, start
+from hf_tiny import (
+    HfTinyElectraConfig,
+    HfTinyElectraForPreTraining,
+    HfTinyTokenLinkingConfig,
+    InputError,
+    convert,
+    optim,
+    predict,
+    start,
+)
 from hf_tiny.arguments import parse
 from hf_tiny.data import statistics
 from hf_tiny.tasks import FinetuneConfig
 from hf_tiny.tasks.parse import LinkingOn
-from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
+from hf_tiny.tokenizer import TokenizerArguments, load_existing, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +268,42 @@ def test_code_of_others_runs_on_request_only(tmp_path, monkeypatch):
         start.check(FinetuneConfig(model_name_or_path=str(tmp_path)))
     with pytest.raises(RuntimeError, match="code of others has run"):
         start.check(FinetuneConfig(model_name_or_path=str(tmp_path), trust_remote_code=True))
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda name: start.load_config("--config_name", name),
+        lambda name: start.pretrained(name, AutoModelForSequenceClassification, {}),
+        lambda name: load_existing("--tokenizer_name", name, ()),
+        lambda name: convert.load(start.AutoConfig, name),
+        lambda name: predict.load(name),
+    ],
+    ids=["config", "model", "tokenizer", "convert", "predict"],
+)
+def test_nothing_that_is_read_asks_for_code_of_others(tmp_path, monkeypatch, load):
+    mapped = {"AutoConfig": "code.Strange", "AutoModelForSequenceClassification": "code.Strange"}
+    mapped["AutoTokenizer"] = ["code.Strange", None]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "strange", "auto_map": mapped}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Strange", "auto_map": mapped}))
+    (tmp_path / "code.py").write_text("raise SystemExit('code of others has run')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(InputError):
+        load(str(tmp_path))
+
+
+def test_whatever_loads_a_model_says_whether_its_code_may_run():
+    """transformers asks on standard input where nothing is said. Classes of transformers and of this package have theirs."""
+    for path in (ROOT / "hf_tiny").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr == "from_pretrained"
+            ):
+                of = ast.unparse(call.func.value)
+                said = any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)  # None: **changes
+                assert said or of.startswith("HfTiny") or of == "model_class", f"{path}:{call.lineno}"
 
 
 REMOTE = """

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from hf_tiny.data.batches import Prefetcher
 from hf_tiny.evaluation import flops_per_token
 from hf_tiny.progress import is_better
 from hf_tiny.start import StartArguments
-from hf_tiny.train import TrainConfig, execute, start
+from hf_tiny.train import TrainConfig, execute, run, start
 
 # Schedules and groups
 
@@ -89,6 +90,23 @@ def test_settings_that_cannot_work_are_refused_before_the_run(settings, message)
 
 
 # The loop
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_before_the_data_is_prepared(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        run(
+            lambda recipe: pytest.fail("it prepares its data"), tiny_run.ToyRecipe, ["--output_dir", f"{tmp_path}/file"]
+        )
+    assert end.value.code == 2 and "cannot be written to" in capsys.readouterr().err
+
+
+def test_a_command_in_a_refusal_can_be_pasted(tmp_path):
+    config = TrainConfig(output_dir=str(tmp_path / "my run"), push_to_hub=True, seeds=2)
+    with pytest.raises(InputError) as refusal:
+        start(config)
+    words = shlex.split(str(refusal.value).partition("choose: ")[2])
+    assert words[3:] == ["push", str(tmp_path / "my run" / "seed-42"), "--hub_model_id", "you/name"]
 
 
 def test_the_loss_goes_down_on_a_toy_that_can_be_learned(tmp_path):

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from zipfile import BadZipFile
 
 import datasets
 
@@ -148,7 +149,7 @@ def readable(folder: Path) -> Iterator[None]:
     """For what was whole a moment ago."""
     try:
         yield
-    except OSError as error:
+    except (OSError, BadZipFile) as error:  # the second is what numpy's files make of the first
         raise InputError(
             f"{folder}: the cache cannot be read ({error}). Try again; if it stays so, set HF_DATASETS_CACHE to a folder on "
             "another disk."

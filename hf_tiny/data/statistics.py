@@ -54,7 +54,9 @@ def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: 
         with open(draft, "wb") as file:  # given a name, scipy would add its suffix
             sparse.save_npz(file, _total(_file_counts(plan, size, chosen, most), size), compressed=False)
 
-    return sparse.load_npz(cache.kept(cache.place("hf_tiny_statistics", name), count))
+    file = cache.kept(cache.place("hf_tiny_statistics", name), count)
+    with cache.readable(file):
+        return sparse.load_npz(file)
 
 
 def text_counts(groups: Iterable[Sequence[Sequence[int]]], size: int):

@@ -116,13 +116,41 @@ def test_a_cache_that_cannot_be_written_gets_a_message(tmp_path):
         cache.kept(tmp_path / "key", full)
 
 
-def test_drafts_of_killed_runs_are_removed_after_a_day(file):
-    old, new = (file.with_name(f".a.bin-{name}") for name in ("old", "new"))
+@pytest.mark.parametrize("make", [fill, fill_folder])  # a packed file, the folder of a tokenizer
+def test_drafts_of_killed_runs_are_removed_after_a_day(tmp_path, make):
+    target = cache.kept(tmp_path / "made", make)
+    old, new = (target.with_name(f".made-{name}") for name in ("old", "new"))
     for draft in (old, new):
-        fill(draft)
+        make(draft)
     os.utime(old, (time.time() - 2 * cache.ABANDONED,) * 2)
-    cache.write(file, fill)
+    cache.write(target, make)
     assert new.exists() and not old.exists()
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    done = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), sync(file)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append(f"to {Path(new).name}"), replace(old, new)))
+    cache.write(tmp_path / "a", fill)
+    names = [Path(name).name.partition("-")[0] for name in done]
+    assert names == [".a", ".a", "to a", "to a.sha256", tmp_path.name.partition("-")[0]]
+    assert done[1].endswith(".sha256")
+
+
+def test_a_cache_that_can_only_be_read_is_used(file, monkeypatch):
+    """Another person's: the time of its checksum cannot be set, so that its contents are compared every time."""
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    os.utime(file, ns=(1, 1))
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.kept(file, fail) == cache.kept(file, fail) == file
+    file.write_bytes(bytes(len(CONTENT)))
+    monkeypatch.setattr(os, "open", refuse)  # nor can it be written again
+    with pytest.raises(InputError, match=r"the cache cannot be written .*Operation not permitted"):
+        cache.kept(file, fill)
 
 
 def test_what_tokenizers_says_of_a_full_disk_gets_a_message(tmp_path):

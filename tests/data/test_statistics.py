@@ -1,11 +1,15 @@
 """Counts of tokens near each other, against a count by hand, and the vectors that are made of them."""
 
+import io
+import zipfile
 from collections import Counter
 
 import numpy as np
 import pytest
 from fixtures.labelled import raw_lines
+from scipy import sparse
 
+from hf_tiny import InputError
 from hf_tiny.data import statistics
 from hf_tiny.data.corpus import Corpus, CorpusArguments, _files
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
@@ -87,6 +91,13 @@ def test_a_damaged_or_foreign_cache_is_counted_again(corpus, tokenizer, tmp_path
 
     sparse.save_npz(kept, first[:50][:, :50].tocsr())
     assert same(corpus.pair_counts(tokenizer), first) and caplog.text.count(f"{kept} is damaged") == 2
+
+
+def test_a_disk_that_fails_after_the_check_gets_a_message(corpus, tokenizer, monkeypatch):
+    corpus.pair_counts(tokenizer)
+    monkeypatch.setattr(sparse, "load_npz", lambda file: zipfile.ZipFile(io.BytesIO(b"what a failing disk gives")))
+    with pytest.raises(InputError, match=r"hf_tiny_statistics.*the cache cannot be read .*HF_DATASETS_CACHE"):
+        corpus.pair_counts(tokenizer)
 
 
 def test_a_large_corpus_is_sampled_and_rare_pairs_are_dropped(corpus, tokenizer, monkeypatch, caplog):
