@@ -12,7 +12,7 @@ SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(
 RECIPES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "recipes").rglob("*.py"))}
 
 # From the bottom to the top: a layer imports itself and those below it, but models and errors stand alone.
-MODELS, ERRORS = {"models"}, {"errors", "arguments", "flags", "signals"}
+MODELS, ERRORS = {"models"}, {"errors", "arguments", "flags", "signals", "loopback"}
 MIDDLE = {
     *(
         "baselines",

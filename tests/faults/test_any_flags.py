@@ -47,10 +47,31 @@ def test_any_value_is_accepted_or_refused(name, capsys):
     @given(st.lists(st.tuples(st.sampled_from(known), st.lists(VALUES, max_size=2)), min_size=1, max_size=3))
     def any_flags(words):
         argv = [word for flag, values in words for word in (f"--{flag}", *values)]
-        with suppress(InputError):
-            try:
-                arguments.parse(recipe, argv)
-            except SystemExit as end:  # argparse has said what it does not understand
-                assert end.code == 2
+        parse_or_refuse(recipe, argv)
 
     any_flags()
+
+
+YAML = st.text("[]{}:&*-?!|>'\"\n #%@,.ab19", max_size=60)
+LINES = st.lists(st.tuples(st.sampled_from(["max_steps", "seed", "train_file", "size", "x"]), YAML), max_size=3)
+
+
+@pytest.mark.slow
+def test_any_recipe_file_is_read_or_refused(tmp_path, capsys):
+    recipe, path = importlib.import_module("hf_tiny.recipes.pretrain_electra").Recipe, tmp_path / "recipe.yaml"
+
+    @settings(max_examples=150, deadline=None, derandomize=True)
+    @given(st.one_of(st.binary(max_size=60), YAML, LINES.map(lambda lines: "\n".join(f"{a}: {b}" for a, b in lines))))
+    def any_file(content):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        parse_or_refuse(recipe, [str(path)])
+
+    any_file()
+
+
+def parse_or_refuse(recipe, argv) -> None:
+    with suppress(InputError):
+        try:
+            arguments.parse(recipe, argv)
+        except SystemExit as end:  # argparse has said what it does not understand
+            assert end.code == 2

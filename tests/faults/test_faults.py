@@ -14,10 +14,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("part", ["kills damages", "disks contention", "signals"])
-def test_nothing_is_lost(part):
-    command = [sys.executable, ROOT / "benchmarks" / "faults.py", *part.split(), "--quick"]
+def test_nothing_is_lost():
+    """All parts in one go: the runs that nothing happens to are made once."""
+    command = [sys.executable, ROOT / "benchmarks" / "faults.py", "--quick"]
     ended = subprocess.run(command, capture_output=True, text=True)
     counts = json.loads(ended.stdout.splitlines()[-1])
     assert counts["failed"] == 0, ended.stdout
-    assert ended.returncode == 0 and counts["tried"] >= 8
+    assert ended.returncode == 0 and counts["tried"] >= 40
