@@ -266,9 +266,8 @@ def _read(path: Path) -> dict:
         raise InputError(f"There is no recipe file {path}.")
     try:
         text = path.read_text(encoding="utf-8")
-        if any(
-            isinstance(token, yaml.AliasToken) for token in yaml.scan(text)
-        ):  # a few lines of them can mean gigabytes
+        # A few lines of aliases can mean gigabytes.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise InputError(f"{path} refers to other values (`*name`): write each value out.")
         settings = yaml.safe_load(text)  # JSON is YAML
     except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:

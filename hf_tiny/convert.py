@@ -20,10 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import checkpoint, from_tensorflow, models
-from .errors import InputError
+from .errors import InputError, exit_codes
 from .models.heads import head_dropout
 
 PAIR = ("discriminator", "generator")
+NO_COUNTERPART = f"has no counterpart. Two native ELECTRAs go into one folder, as {PAIR}."
 PROJECTIONS = ("query", "key", "value")
 COUNTERPARTS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {  # native class -> the class here
     transformers.ElectraForSequenceClassification: models.HfTinyElectraForSequenceClassification,
@@ -120,16 +121,15 @@ class Names:
 COPIED = "embed_"  # Marian's copies of the shared embeddings, and sinusoids
 ELECTRA = Names(
     (
-        (r"embeddings\.LayerNorm", "embeddings.norm"),
         (r"embeddings_project", "encoder.project"),
         (r"encoder\.layer\.", "encoder.layers."),
         (r"attention\.output\.dense", "attention.out"),
         (r"attention\.output\.LayerNorm", "attention_norm"),
         (r"intermediate\.dense", "feed_forward.up"),
-        (r"(?<!attention\.)output\.dense", "feed_forward.down"),
-        (r"(?<!attention\.)output\.LayerNorm", "feed_forward_norm"),
-        (r"generator_predictions\.LayerNorm", "generator_head.norm"),
-        (r"generator_predictions\.dense", "generator_head.dense"),
+        (r"output\.dense", "feed_forward.down"),
+        (r"output\.LayerNorm", "feed_forward_norm"),
+        (r"LayerNorm", "norm"),
+        (r"generator_predictions", "generator_head"),
         (r"discriminator_predictions\.dense_prediction", "discriminator_head.2"),
         (r"discriminator_predictions\.dense", "discriminator_head.0"),
         (r"classifier\.out_proj", "classifier.out"),
@@ -197,14 +197,10 @@ REFORMER_NAMES = (
 def blank(model_class: type[PreTrainedModel], config: PreTrainedConfig, **changes) -> PreTrainedModel:
     """A new model with those settings that its kind of configuration has too, and with changes."""
     config_class = model_class.config_class
-    known = {
-        name: value for name, value in config_class().to_dict().items() if name not in ("model_type", "architectures")
-    }
-    settings = {
-        name: value
-        for name, value in config.to_dict().items()
-        if name in known and (value is not None or known[name] is None)  # what is not set keeps its default
-    }
+    known, own = config_class().to_dict(), ("model_type", "architectures")
+    given = {name: value for name, value in config.to_dict().items() if name in known and name not in own}
+    # What is not set keeps its default.
+    settings = {name: value for name, value in given.items() if value is not None or known[name] is None}
     return model_class(config_class(**settings | changes))
 
 
@@ -226,15 +222,15 @@ def require_equal(name: str, one, other, sides: tuple[str, str]) -> None:
 
 def counterpart(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The class on the other side."""
-    classes = COUNTERPARTS
-    if type(model) not in COUNTERPARTS:  # one of ours, which may have a twin in each architecture
-        modern = isinstance(model.config, models.HfTinyElectraConfig) and model.config.modern
-        twins = {native: native.config_class is transformers.ModernBertConfig for native in COUNTERPARTS}
-        classes = {COUNTERPARTS[native]: native for native, is_modern in twins.items() if is_modern == modern}
-    if type(model) not in classes:
-        names = ", ".join(one.__name__ for one in COUNTERPARTS)
-        raise InputError(f"{type(model).__name__} has no counterpart here: give one of {names}.")
-    return classes[type(model)]
+    modern = isinstance(model.config, models.HfTinyElectraConfig) and model.config.modern
+    for native, ours in COUNTERPARTS.items():
+        if type(model) is native:
+            return ours
+        # One of ours may have a twin in each architecture.
+        if type(model) is ours and modern == (native.config_class is transformers.ModernBertConfig):
+            return native
+    names = ", ".join(one.__name__ for one in COUNTERPARTS)
+    raise InputError(f"{type(model).__name__} has no counterpart here: give one of {names}.")
 
 
 def filled(model: PreTrainedModel, state: dict[str, Tensor]) -> PreTrainedModel:
@@ -396,8 +392,7 @@ def vit_from_native(model: PreTrainedModel) -> PreTrainedModel:
     """A native ViT, with its labels, or a masked autoencoder, whose positions, sinusoids that stay as they are, become learned
     ones. The pooler of a `ViTModel`, a layer for a task of its own, is left behind."""
     ours = blank(counterpart(model), model.config)
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pooler.")}
-    state = VIT.from_native(state)
+    state = VIT.from_native({k: tensor for k, tensor in model.state_dict().items() if not k.startswith("pooler.")})
     prefix = "embeddings." if type(ours) is models.HfTinyViTModel else "vit.embeddings."
     positions = state.pop(f"{prefix}position_embeddings").squeeze(0)  # (1 + patches, hidden)
     # The class token's position becomes a part of it.
@@ -486,15 +481,14 @@ CONVERSIONS = {  # by the class that was saved
 }
 
 
-def load(loader, source: str | Path):
+def load(loader, source: str | Path, **options):
     with checkpoint.loaded(f"{source} cannot be loaded"):
-        return loader.from_pretrained(checkpoint.usable(str(source)), trust_remote_code=False)
+        return loader.from_pretrained(checkpoint.usable(str(source)), trust_remote_code=False, **options)
 
 
 def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
     """All of it: what a checkpoint lacks would be random."""
-    with checkpoint.loaded(f"{source} cannot be loaded"):
-        model, info = model_class.from_pretrained(checkpoint.usable(str(source)), output_loading_info=True)
+    model, info = load(model_class, source, output_loading_info=True)
     if lacking := sorted(info["missing_keys"]):
         raise InputError(
             f"{source} is no {model_class.__name__}: it lacks {len(lacking)} weights, such as {lacking[0]}."
@@ -505,9 +499,7 @@ def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
 def converted(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
     """In the other format: by the folder that each model is saved in, of which the first is the main one."""
     if type(model) not in CONVERSIONS:
-        raise InputError(
-            f"{type(model).__name__} has no counterpart. Two native ELECTRAs go into one folder, as {PAIR}."
-        )
+        raise InputError(f"{type(model).__name__} {NO_COUNTERPART}")
     found = CONVERSIONS[type(model)](model)
     return found if type(model) is models.HfTinyElectraForPreTraining else {"": found}
 
@@ -528,8 +520,7 @@ def convert(source: str, target: Path, main_at_top: bool = False) -> None:
         saved = (load(transformers.AutoConfig, source).architectures or ["A bare encoder"])[0]
         known = {model.__name__: model for model in CONVERSIONS}
         if saved not in known:
-            hint = f"Two native ELECTRAs go into one folder, as {PAIR}."
-            raise InputError(f"{source}: {saved} has no counterpart. {hint}")
+            raise InputError(f"{source}: {saved} {NO_COUNTERPART}")
         found = converted(load_model(known[saved], source))
     for number, (name, model) in enumerate(found.items()):
         place = target if main_at_top and number == 0 else target / name
@@ -546,11 +537,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m hf_tiny.convert", description=__doc__)
     parser.add_argument("source")
     parser.add_argument("target", type=Path)
-    given = parser.parse_args(argv)
-    try:
-        convert(given.source, given.target)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
+    with exit_codes():
+        convert(**vars(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

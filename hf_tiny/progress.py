@@ -27,11 +27,6 @@ def new_state(config, batches: Source, processes: int) -> TrainState:
     return TrainState(max_steps=steps, warmup_steps=warmup, micro_batches_per_step=per_step)
 
 
-def best_metric(name: str) -> str:
-    """As it is called in metrics.jsonl: `accuracy` is `eval_accuracy`, as in Trainer."""
-    return f"eval_{name.removeprefix('eval_')}"
-
-
 def is_better(value: float, best: float | None, config) -> bool:
     """Whether a figure beats the best one so far, if there is one: NaN never does."""
     greater = config.greater_is_better

@@ -209,16 +209,11 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     if use:
         code = use[1].replace("PATH_OR_ID", str(output_dir)).splitlines()
         print("  use it:  " + "\n           ".join(part for part in code if part))
-    command = [
-        "python",
-        "-m",
-        "hf_tiny.hub",
-        "push",
-        str(output_dir),
-        "--hub_model_id",
-        f"you/{output_dir.resolve().name}",
-    ]
-    print(f"  push it: {shlex.join(command)}")
+    print(f"  push it: {push_command(output_dir, f'you/{output_dir.resolve().name}')}")
+
+
+def push_command(folder: Path, repo: str, *options: str) -> str:
+    return shlex.join(["python", "-m", "hf_tiny.hub", "push", str(folder), "--hub_model_id", repo, *options])
 
 
 def print_figures(results: dict) -> None:
