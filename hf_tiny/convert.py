@@ -119,15 +119,27 @@ class Names:
 
 
 COPIED = "embed_"  # Marian's copies of the shared embeddings, and sinusoids
+LAYER = (  # what the parts of a layer are called here and in each family
+    "here               electra                     modern     marian                vit               reformer",
+    "attention.out      attention.output.dense      attn.Wo    self_attn.out_proj    attention.o_proj  attention.output.dense",
+    "attention_norm     attention.output.LayerNorm  attn_norm  self_attn_layer_norm  layernorm_before  attention.layer_norm",
+    "feed_forward.up    intermediate.dense          mlp.Wi     fc1                   mlp.fc1           feed_forward.dense.dense",
+    "feed_forward.down  output.dense                mlp.Wo     fc2                   mlp.fc2           feed_forward.output.dense",
+    "feed_forward_norm  output.LayerNorm            mlp_norm   final_layer_norm      layernorm_after   feed_forward.layer_norm",
+)
+
+
+def in_layers(family: str) -> list[tuple[str, str]]:
+    """See `Names.renamed`."""
+    families, *rows = (row.split() for row in LAYER)
+    return [(re.escape(row[families.index(family)]), row[0]) for row in rows]
+
+
 ELECTRA = Names(
     (
+        *in_layers("electra"),
         (r"embeddings_project", "encoder.project"),
         (r"encoder\.layer\.", "encoder.layers."),
-        (r"attention\.output\.dense", "attention.out"),
-        (r"attention\.output\.LayerNorm", "attention_norm"),
-        (r"intermediate\.dense", "feed_forward.up"),
-        (r"output\.dense", "feed_forward.down"),
-        (r"output\.LayerNorm", "feed_forward_norm"),
         (r"LayerNorm", "norm"),
         (r"generator_predictions", "generator_head"),
         (r"discriminator_predictions\.dense_prediction", "discriminator_head.2"),
@@ -137,60 +149,44 @@ ELECTRA = Names(
     parts("attention.self.{}", "attention.qkv", PROJECTIONS),
 )
 MODERN_NAMES = (
+    *in_layers("modern"),
     (r"^decoder\.", "generator_lm_head."),
     (r"^(model\.)?(?=embeddings|layers|final_norm)", "electra."),
     (r"tok_embeddings", "word_embeddings"),
     (r"^electra\.layers", "electra.encoder.layers"),
     (r"final_norm", "encoder.norm"),
-    (r"attn_norm", "attention_norm"),
     (r"attn\.Wqkv", "attention.qkv"),
-    (r"attn\.Wo", "attention.out"),
-    (r"mlp_norm", "feed_forward_norm"),
-    (r"mlp\.Wi", "feed_forward.up"),
-    (r"mlp\.Wo", "feed_forward.down"),
 )
 MARIAN = Names(
     (
+        *in_layers("marian"),
         (r"^model\.shared", "model.encoder.word_embeddings"),
         (r"^final_logits_bias", "lm_head.bias"),
-        (r"self_attn_layer_norm", "attention_norm"),
         (r"encoder_attn_layer_norm", "cross_attention_norm"),
-        (r"final_layer_norm", "feed_forward_norm"),
-        (r"self_attn\.out_proj", "attention.out"),
         (r"encoder_attn\.out_proj", "cross_attention.out"),
         (r"encoder_attn\.q_proj", "cross_attention.query"),
-        (r"fc1", "feed_forward.up"),
-        (r"fc2", "feed_forward.down"),
     ),
     parts("self_attn.{}_proj", "attention.qkv", "qkv")
     | parts("encoder_attn.{}_proj", "cross_attention.key_value", "kv"),
 )
 VIT = Names(
     (
+        *in_layers("vit"),
         (r"patch_embeddings\.projection", "projection"),
         (r"decoder\.decoder_pos_embed", "decoder.positions.table.weight"),
         (r"decoder\.mask_token", "decoder.mask_token.weight"),
         (r"decoder\.decoder_pred", "decoder.out"),
         (r"decoder\.decoder_", "decoder."),
-        (r"attention\.o_proj", "attention.out"),
-        (r"layernorm_before", "attention_norm"),
-        (r"layernorm_after", "feed_forward_norm"),
         (r"layernorm\.", "norm."),
-        (r"mlp\.fc1", "feed_forward.up"),
-        (r"mlp\.fc2", "feed_forward.down"),
     ),
     parts("attention.{}_proj", "attention.qkv", "qkv"),
 )
 REFORMER_NAMES = (
+    *in_layers("reformer"),
     (r"^lm_head\.decoder", "lm_head"),
     (r"encoder\.layer_norm", "norm"),
     (r"encoder\.layers", "layers"),
-    (r"attention\.layer_norm", "attention_norm"),
     (r"attention\.self_attention", "attention"),
-    (r"attention\.output\.dense", "attention.out"),
-    (r"feed_forward\.layer_norm", "feed_forward_norm"),
-    (r"feed_forward\.dense\.dense", "feed_forward.up"),
-    (r"feed_forward\.output\.dense", "feed_forward.down"),
 )
 
 

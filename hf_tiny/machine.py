@@ -33,7 +33,6 @@ from .processes import on_main
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-SETTLED = ("bf16", "num_threads")  # the flags that may say "auto"
 FASTER = 1.3  # by how much bfloat16 must be
 LEAST_FLOPS, MOST_FLOPS = 2e10, 2e11  # of a step: smaller ones gain nothing, larger ones are measured on fewer rows
 LOSS_TOLERANCE, LEAST_COSINE = 0.05, 0.95  # of the loss, relatively, and of the gradients' directions
@@ -91,8 +90,7 @@ def settle(config, model: nn.Module, batches: Source):
         logger.warning(
             f"The run had {before.pop('num_threads')} threads, and there are fewer cores: last digits may differ."
         )
-    kept = {name: before[name] for name in SETTLED if name in before and vars(config)[name] in (AUTO, None)}
-    config = dataclasses.replace(config, **kept)
+    config = dataclasses.replace(config, **{k: v for k, v in before.items() if vars(config)[k] in (AUTO, None)})
     threads, bf16 = config.num_threads or torch.get_num_threads(), config.bf16
     if threads == AUTO:
         threads = on_main(lambda: best_threads(model, batches[0]))
