@@ -88,9 +88,8 @@ def check_folder(output_dir: Path, resuming: bool) -> None:
 
 def refuse_foreign_run(output_dir: Path) -> None:
     """A new run never writes over an old one."""
-    held = [path.name for path in checkpoints(output_dir)] + [
-        name for name in RUN_FILES if (output_dir / name).exists()
-    ]
+    held = [path.name for path in checkpoints(output_dir)]
+    held += [name for name in RUN_FILES if (output_dir / name).exists()]
     if held:
         raise InputError(
             f"--output_dir {output_dir} holds another run ({', '.join(held[:3])}). Go on with it by "

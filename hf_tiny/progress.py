@@ -55,11 +55,8 @@ class Timers:
 
     def shares(self) -> dict[str, float]:
         """Of the time in steps, how much went into waiting for data and how much outside model and optimiser."""
-        outside = self.spent["data"] + self.spent["loop"]
-        return {
-            "data_wait_share": self.spent["data"] / self.in_steps(),
-            "outside_model_share": outside / self.in_steps(),
-        }
+        data, whole = self.spent["data"], self.in_steps()
+        return {"data_wait_share": data / whole, "outside_model_share": (data + self.spent["loop"]) / whole}
 
 
 # How long

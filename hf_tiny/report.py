@@ -192,13 +192,8 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     line = "=" * 72
     print(f"\n{line}")
     print_figures(results)
-    counted = {
-        "train_steps": "steps",
-        "train_tokens": "tokens",
-        "train_images": "images",
-        "num_parameters": "parameters",
-    }
-    costs = [f"{number(results[key])} {name}" for key, name in counted.items() if key in results]
+    counted = ("train_steps", "train_tokens", "train_images", "num_parameters")
+    costs = [f"{number(results[key])} {key.partition('_')[2]}" for key in counted if key in results]
     print(f"  {results['train_runtime'] / 60:.1f} minutes, {', '.join(costs)}")
     if comparison := compare(results):
         print(f"{line}\n  {comparison}")
