@@ -266,9 +266,8 @@ def _read(path: Path) -> dict:
         raise InputError(f"There is no recipe file {path}.")
     try:
         text = path.read_text(encoding="utf-8")
-        if any(
-            isinstance(token, yaml.AliasToken) for token in yaml.scan(text)
-        ):  # a few lines of them can mean gigabytes
+        # A few lines of aliases can mean gigabytes.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise InputError(f"{path} refers to other values (`*name`): write each value out.")
         settings = yaml.safe_load(text)  # JSON is YAML
     except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -332,9 +331,8 @@ def _help_lines(group: str, rows: list[tuple[str, str]], most: int) -> list[str]
     width = max(80, min(120, shutil.get_terminal_size((120, 24)).columns))
     lines = ["", f"{group}:"]
     for flag, text in rows[:most]:
-        lines += textwrap.wrap(text, width, initial_indent=f"  {flag:40s}  ", subsequent_indent=" " * 44) or [
-            f"  {flag}"
-        ]
+        wrapped = textwrap.wrap(text, width, initial_indent=f"  {flag:40s}  ", subsequent_indent=" " * 44)
+        lines += wrapped or [f"  {flag}"]
     return lines if len(rows) <= most else [*lines, f"  ... and {len(rows) - most} more: --help all"]
 
 
