@@ -80,10 +80,6 @@ def register_configs() -> None:
         AutoConfig.register(model_type, LazyConfig(name, (), {}), exist_ok=True)
 
 
-def register_pipeline() -> None:
-    importlib.import_module(".pipelines", __name__)
-
-
 class AfterImport(MetaPathFinder):
     """Calls a function when a module has been imported."""
 
@@ -107,4 +103,4 @@ class AfterImport(MetaPathFinder):
 
 
 AfterImport("transformers.models.auto.configuration_auto", register_configs)
-AfterImport("transformers.pipelines", register_pipeline)
+AfterImport("transformers.pipelines", lambda: importlib.import_module(".pipelines", __name__))

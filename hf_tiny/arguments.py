@@ -330,9 +330,8 @@ def _help_lines(group: str, rows: list[tuple[str, str]], most: int) -> list[str]
     width = max(80, min(120, shutil.get_terminal_size((120, 24)).columns))
     lines = ["", f"{group}:"]
     for flag, text in rows[:most]:
-        lines += textwrap.wrap(text, width, initial_indent=f"  {flag:40s}  ", subsequent_indent=" " * 44) or [
-            f"  {flag}"
-        ]
+        wrapped = textwrap.wrap(text, width, initial_indent=f"  {flag:40s}  ", subsequent_indent=" " * 44)
+        lines += wrapped or [f"  {flag}"]
     return lines if len(rows) <= most else [*lines, f"  ... and {len(rows) - most} more: --help all"]
 
 

@@ -93,9 +93,8 @@ def check_folder(output_dir: Path, resuming: bool) -> None:
 
 def refuse_foreign_run(output_dir: Path) -> None:
     """A new run never writes over an old one."""
-    held = [path.name for path in checkpoints(output_dir)] + [
-        name for name in RUN_FILES if (output_dir / name).exists()
-    ]
+    held = [path.name for path in checkpoints(output_dir)]
+    held += [name for name in RUN_FILES if (output_dir / name).exists()]
     if held:
         raise InputError(
             f"--output_dir {output_dir} holds another run ({', '.join(held[:3])}). Go on with it by "
@@ -205,10 +204,13 @@ def rotate(output_dir: Path, keep: int | None, spare: int | None = None) -> None
 
 def _discard(checkpoint: Path) -> None:
     """A kill while deleting must not leave half a checkpoint behind."""
-    doomed = checkpoint.with_name(f".draft-old-{checkpoint.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(checkpoint, doomed)
-    shutil.rmtree(doomed)
+    shutil.rmtree(_set_aside(checkpoint, ".draft-old-"))
+
+
+def _set_aside(checkpoint: Path, prefix: str) -> Path:
+    aside = checkpoint.with_name(prefix + checkpoint.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    return checkpoint.rename(aside)
 
 
 def abandon_after(output_dir: Path, step: int) -> None:
@@ -216,9 +218,7 @@ def abandon_after(output_dir: Path, step: int) -> None:
     metrics.jsonl deleted, so that no step is logged twice."""
     for path in checkpoints(output_dir):
         if step_of(path) > step:
-            aside = path.with_name(f"abandoned-{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(path, aside)
+            _set_aside(path, "abandoned-")
     log, draft = output_dir / "metrics.jsonl", output_dir / ".draft-metrics.jsonl"
     if log.exists():
         draft.write_text("".join(json.dumps(line) + "\n" for line in read_log(log) if line["step"] <= step))
@@ -350,11 +350,8 @@ def settings(output_dir: Path, wanted: str | None) -> dict:
     for folder in folders:
         with contextlib.suppress(OSError, ValueError, KeyError):
             saved = json.loads((folder / "trainer_state.json").read_text())
-            settled = {
-                "bf16": saved["identity"]["bf16"],
-                "num_threads": saved.get("num_threads"),
-            }  # None: an older version
-            return {name: value for name, value in settled.items() if value is not None}
+            settled = {"bf16": saved["identity"]["bf16"], "num_threads": saved.get("num_threads")}
+            return {name: value for name, value in settled.items() if value is not None}  # None: an older version
     return {}
 
 

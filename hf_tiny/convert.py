@@ -20,10 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import checkpoint, from_tensorflow, models
-from .errors import InputError
+from .errors import InputError, exit_codes
 from .models.heads import head_dropout
 
 PAIR = ("discriminator", "generator")
+NO_COUNTERPART = f"has no counterpart. Two native ELECTRAs go into one folder, as {PAIR}."
 PROJECTIONS = ("query", "key", "value")
 COUNTERPARTS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {  # native class -> the class here
     transformers.ElectraForSequenceClassification: models.HfTinyElectraForSequenceClassification,
@@ -118,18 +119,29 @@ class Names:
 
 
 COPIED = "embed_"  # Marian's copies of the shared embeddings, and sinusoids
+LAYER = (  # what the parts of a layer are called here and in each family
+    "here               electra                     modern     marian                vit               reformer",
+    "attention.out      attention.output.dense      attn.Wo    self_attn.out_proj    attention.o_proj  attention.output.dense",
+    "attention_norm     attention.output.LayerNorm  attn_norm  self_attn_layer_norm  layernorm_before  attention.layer_norm",
+    "feed_forward.up    intermediate.dense          mlp.Wi     fc1                   mlp.fc1           feed_forward.dense.dense",
+    "feed_forward.down  output.dense                mlp.Wo     fc2                   mlp.fc2           feed_forward.output.dense",
+    "feed_forward_norm  output.LayerNorm            mlp_norm   final_layer_norm      layernorm_after   feed_forward.layer_norm",
+)
+
+
+def in_layers(family: str) -> list[tuple[str, str]]:
+    """See `Names.renamed`."""
+    families, *rows = (row.split() for row in LAYER)
+    return [(re.escape(row[families.index(family)]), row[0]) for row in rows]
+
+
 ELECTRA = Names(
     (
-        (r"embeddings\.LayerNorm", "embeddings.norm"),
+        *in_layers("electra"),
         (r"embeddings_project", "encoder.project"),
         (r"encoder\.layer\.", "encoder.layers."),
-        (r"attention\.output\.dense", "attention.out"),
-        (r"attention\.output\.LayerNorm", "attention_norm"),
-        (r"intermediate\.dense", "feed_forward.up"),
-        (r"(?<!attention\.)output\.dense", "feed_forward.down"),
-        (r"(?<!attention\.)output\.LayerNorm", "feed_forward_norm"),
-        (r"generator_predictions\.LayerNorm", "generator_head.norm"),
-        (r"generator_predictions\.dense", "generator_head.dense"),
+        (r"LayerNorm", "norm"),
+        (r"generator_predictions", "generator_head"),
         (r"discriminator_predictions\.dense_prediction", "discriminator_head.2"),
         (r"discriminator_predictions\.dense", "discriminator_head.0"),
         (r"classifier\.out_proj", "classifier.out"),
@@ -137,74 +149,54 @@ ELECTRA = Names(
     parts("attention.self.{}", "attention.qkv", PROJECTIONS),
 )
 MODERN_NAMES = (
+    *in_layers("modern"),
     (r"^decoder\.", "generator_lm_head."),
     (r"^(model\.)?(?=embeddings|layers|final_norm)", "electra."),
     (r"tok_embeddings", "word_embeddings"),
     (r"^electra\.layers", "electra.encoder.layers"),
     (r"final_norm", "encoder.norm"),
-    (r"attn_norm", "attention_norm"),
     (r"attn\.Wqkv", "attention.qkv"),
-    (r"attn\.Wo", "attention.out"),
-    (r"mlp_norm", "feed_forward_norm"),
-    (r"mlp\.Wi", "feed_forward.up"),
-    (r"mlp\.Wo", "feed_forward.down"),
 )
 MARIAN = Names(
     (
+        *in_layers("marian"),
         (r"^model\.shared", "model.encoder.word_embeddings"),
         (r"^final_logits_bias", "lm_head.bias"),
-        (r"self_attn_layer_norm", "attention_norm"),
         (r"encoder_attn_layer_norm", "cross_attention_norm"),
-        (r"final_layer_norm", "feed_forward_norm"),
-        (r"self_attn\.out_proj", "attention.out"),
         (r"encoder_attn\.out_proj", "cross_attention.out"),
         (r"encoder_attn\.q_proj", "cross_attention.query"),
-        (r"fc1", "feed_forward.up"),
-        (r"fc2", "feed_forward.down"),
     ),
     parts("self_attn.{}_proj", "attention.qkv", "qkv")
     | parts("encoder_attn.{}_proj", "cross_attention.key_value", "kv"),
 )
 VIT = Names(
     (
+        *in_layers("vit"),
         (r"patch_embeddings\.projection", "projection"),
         (r"decoder\.decoder_pos_embed", "decoder.positions.table.weight"),
         (r"decoder\.mask_token", "decoder.mask_token.weight"),
         (r"decoder\.decoder_pred", "decoder.out"),
         (r"decoder\.decoder_", "decoder."),
-        (r"attention\.o_proj", "attention.out"),
-        (r"layernorm_before", "attention_norm"),
-        (r"layernorm_after", "feed_forward_norm"),
         (r"layernorm\.", "norm."),
-        (r"mlp\.fc1", "feed_forward.up"),
-        (r"mlp\.fc2", "feed_forward.down"),
     ),
     parts("attention.{}_proj", "attention.qkv", "qkv"),
 )
 REFORMER_NAMES = (
+    *in_layers("reformer"),
     (r"^lm_head\.decoder", "lm_head"),
     (r"encoder\.layer_norm", "norm"),
     (r"encoder\.layers", "layers"),
-    (r"attention\.layer_norm", "attention_norm"),
     (r"attention\.self_attention", "attention"),
-    (r"attention\.output\.dense", "attention.out"),
-    (r"feed_forward\.layer_norm", "feed_forward_norm"),
-    (r"feed_forward\.dense\.dense", "feed_forward.up"),
-    (r"feed_forward\.output\.dense", "feed_forward.down"),
 )
 
 
 def blank(model_class: type[PreTrainedModel], config: PreTrainedConfig, **changes) -> PreTrainedModel:
     """A new model with those settings that its kind of configuration has too, and with changes."""
     config_class = model_class.config_class
-    known = {
-        name: value for name, value in config_class().to_dict().items() if name not in ("model_type", "architectures")
-    }
-    settings = {
-        name: value
-        for name, value in config.to_dict().items()
-        if name in known and (value is not None or known[name] is None)  # what is not set keeps its default
-    }
+    known, own = config_class().to_dict(), ("model_type", "architectures")
+    given = {name: value for name, value in config.to_dict().items() if name in known and name not in own}
+    # What is not set keeps its default.
+    settings = {name: value for name, value in given.items() if value is not None or known[name] is None}
     return model_class(config_class(**settings | changes))
 
 
@@ -226,15 +218,15 @@ def require_equal(name: str, one, other, sides: tuple[str, str]) -> None:
 
 def counterpart(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The class on the other side."""
-    classes = COUNTERPARTS
-    if type(model) not in COUNTERPARTS:  # one of ours, which may have a twin in each architecture
-        modern = isinstance(model.config, models.HfTinyElectraConfig) and model.config.modern
-        twins = {native: native.config_class is transformers.ModernBertConfig for native in COUNTERPARTS}
-        classes = {COUNTERPARTS[native]: native for native, is_modern in twins.items() if is_modern == modern}
-    if type(model) not in classes:
-        names = ", ".join(one.__name__ for one in COUNTERPARTS)
-        raise InputError(f"{type(model).__name__} has no counterpart here: give one of {names}.")
-    return classes[type(model)]
+    modern = isinstance(model.config, models.HfTinyElectraConfig) and model.config.modern
+    for native, ours in COUNTERPARTS.items():
+        if type(model) is native:
+            return ours
+        # One of ours may have a twin in each architecture.
+        if type(model) is ours and modern == (native.config_class is transformers.ModernBertConfig):
+            return native
+    names = ", ".join(one.__name__ for one in COUNTERPARTS)
+    raise InputError(f"{type(model).__name__} has no counterpart here: give one of {names}.")
 
 
 def filled(model: PreTrainedModel, state: dict[str, Tensor]) -> PreTrainedModel:
@@ -396,8 +388,7 @@ def vit_from_native(model: PreTrainedModel) -> PreTrainedModel:
     """A native ViT, with its labels, or a masked autoencoder, whose positions, sinusoids that stay as they are, become learned
     ones. The pooler of a `ViTModel`, a layer for a task of its own, is left behind."""
     ours = blank(counterpart(model), model.config)
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pooler.")}
-    state = VIT.from_native(state)
+    state = VIT.from_native({k: tensor for k, tensor in model.state_dict().items() if not k.startswith("pooler.")})
     prefix = "embeddings." if type(ours) is models.HfTinyViTModel else "vit.embeddings."
     positions = state.pop(f"{prefix}position_embeddings").squeeze(0)  # (1 + patches, hidden)
     # The class token's position becomes a part of it.
@@ -486,15 +477,14 @@ CONVERSIONS = {  # by the class that was saved
 }
 
 
-def load(loader, source: str | Path):
+def load(loader, source: str | Path, **options):
     with checkpoint.loaded(f"{source} cannot be loaded"):
-        return loader.from_pretrained(checkpoint.usable(str(source)), trust_remote_code=False)
+        return loader.from_pretrained(checkpoint.usable(str(source)), trust_remote_code=False, **options)
 
 
 def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
     """All of it: what a checkpoint lacks would be random."""
-    with checkpoint.loaded(f"{source} cannot be loaded"):
-        model, info = model_class.from_pretrained(checkpoint.usable(str(source)), output_loading_info=True)
+    model, info = load(model_class, source, output_loading_info=True)
     if lacking := sorted(info["missing_keys"]):
         raise InputError(
             f"{source} is no {model_class.__name__}: it lacks {len(lacking)} weights, such as {lacking[0]}."
@@ -505,9 +495,7 @@ def load_model(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
 def converted(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
     """In the other format: by the folder that each model is saved in, of which the first is the main one."""
     if type(model) not in CONVERSIONS:
-        raise InputError(
-            f"{type(model).__name__} has no counterpart. Two native ELECTRAs go into one folder, as {PAIR}."
-        )
+        raise InputError(f"{type(model).__name__} {NO_COUNTERPART}")
     found = CONVERSIONS[type(model)](model)
     return found if type(model) is models.HfTinyElectraForPreTraining else {"": found}
 
@@ -528,8 +516,7 @@ def convert(source: str, target: Path, main_at_top: bool = False) -> None:
         saved = (load(transformers.AutoConfig, source).architectures or ["A bare encoder"])[0]
         known = {model.__name__: model for model in CONVERSIONS}
         if saved not in known:
-            hint = f"Two native ELECTRAs go into one folder, as {PAIR}."
-            raise InputError(f"{source}: {saved} has no counterpart. {hint}")
+            raise InputError(f"{source}: {saved} {NO_COUNTERPART}")
         found = converted(load_model(known[saved], source))
     for number, (name, model) in enumerate(found.items()):
         place = target if main_at_top and number == 0 else target / name
@@ -547,11 +534,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m hf_tiny.convert", description=__doc__)
     parser.add_argument("source")
     parser.add_argument("target", type=Path)
-    given = parser.parse_args(argv)
-    try:
-        convert(given.source, given.target)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
+    with exit_codes():
+        convert(**vars(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

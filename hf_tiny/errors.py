@@ -14,6 +14,7 @@ MEMORY_ADVICE = (
     "training is the same), shorter texts, --gradient_checkpointing, or a smaller --size."
 )
 PEER_IS_GONE = "by peer"  # gloo's "Connection closed by peer" and "reset by peer"
+STOPPED_OUTSIDE = "Stopped outside the training loop: there was nothing to save. What is prepared stays in the cache."
 
 
 class InputError(ValueError):
@@ -36,20 +37,18 @@ def exit_codes() -> Iterator[None]:
         with StopHandler():
             yield
     except InputError as error:
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        code, message = 2, f"error: {error}"
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
-            print(f"\nerror: {MEMORY_ADVICE}", file=sys.stderr, flush=True)
-            sys.exit(2)
-        if PEER_IS_GONE not in str(error):
+            code, message = 2, f"error: {MEMORY_ADVICE}"
+        elif PEER_IS_GONE in str(error):
+            code, message = 1, ""  # the process that ended first has said why
+        else:
             raise
-        sys.exit(1)  # the process that ended first has said why
     except Stopped as stopped:
-        if not stopped.saved:
-            print(
-                "\nStopped outside the training loop: there was nothing to save. What is prepared stays in the cache.",
-                file=sys.stderr,
-                flush=True,
-            )
-        sys.exit(128 + stopped.number)
+        code, message = 128 + stopped.number, "" if stopped.saved else STOPPED_OUTSIDE
+    else:
+        return
+    if message:
+        print(f"\n{message}", file=sys.stderr, flush=True)
+    sys.exit(code)

@@ -20,6 +20,7 @@ from .data.batches import Batch, Source, num_items, num_tokens
 
 Results = dict[str, np.ndarray]
 GOLD = ("labels", "heads")  # what of a batch is for comparison
+BAR_INTERVAL = 0.5 if sys.stderr.isatty() else 30  # seconds between updates; a log file gets few
 
 
 def divides_by_count(model: nn.Module) -> bool:
@@ -120,8 +121,7 @@ class Evaluation:
 
 
 def with_bar(steps: range, name: str, shown: bool = True) -> Iterable[int]:
-    wait = 0.5 if sys.stderr.isatty() else 30  # seconds between updates; a log file gets few
-    return tqdm(steps, name, leave=False, delay=wait, mininterval=wait, disable=not shown)
+    return tqdm(steps, name, leave=False, delay=BAR_INTERVAL, mininterval=BAR_INTERVAL, disable=not shown)
 
 
 def joined(results: list[Results]) -> Results:

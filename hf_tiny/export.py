@@ -74,16 +74,12 @@ def free_sizes(batch: dict[str, Tensor]) -> dict[str, dict[int, str]]:
 @contextmanager
 def silent() -> Iterator[None]:
     """torch and onnxruntime say much that is no matter of the person who exports."""
-    before = {name: logging.getLogger(name).level for name in ("", "torch.onnx", "onnxscript", "onnx_ir")}
-    with warnings.catch_warnings(), quiet():
-        warnings.simplefilter("ignore")
-        for name in before:
-            logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"), quiet():
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            for name, level in before.items():
-                logging.getLogger(name).setLevel(level)
+            logging.disable(logging.NOTSET)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,11 +11,14 @@ from transformers import ElectraTokenizer
 
 from .errors import InputError
 
-DENSE = (
+LAYER = (
     *("attention/self/query", "attention/self/key", "attention/self/value", "attention/output/dense"),
-    *("intermediate/dense", "output/dense"),
+    *("intermediate/dense", "output/dense", "attention/output/LayerNorm", "output/LayerNorm"),
 )
-NORMS = ("attention/output/LayerNorm", "output/LayerNorm")
+HEADS = (
+    *("generator_predictions/dense", "discriminator_predictions/dense", "discriminator_predictions/dense_1"),
+    "generator_predictions/LayerNorm",
+)
 TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 HEAD_SIZE = 64  # of all published models; the shapes of weights do not tell it
 NAMES = (  # the variable's name -> that of a native tensor
@@ -58,21 +62,21 @@ def layers_of(variables: dict[str, Tensor], scope: str) -> int:
     return max(numbers, default=-1) + 1
 
 
-def wanted(scope: str, layers: int, projected: bool) -> list[str]:
-    """The variables of an encoder behind its embeddings."""
-    dense = [f"{scope}/embeddings_project"] if projected else []
-    norms = []
-    for layer in range(layers):
-        dense += [f"{scope}/encoder/layer_{layer}/{name}" for name in DENSE]
-        norms += [f"{scope}/encoder/layer_{layer}/{name}" for name in NORMS]
-    return [f"{name}/{part}" for name in dense for part in ("kernel", "bias")] + [
-        f"{name}/{part}" for name in norms for part in ("gamma", "beta")
-    ]
+def variables_of(modules: Iterable[str]) -> list[str]:
+    """A dense layer has a kernel and a bias, a norm a gamma and a beta, and a table is a variable itself."""
+    kinds = {"LayerNorm": ("/gamma", "/beta"), "embeddings": ("",)}
+    dense = ("/kernel", "/bias")
+    return [f"{name}{kind}" for name in modules for kind in kinds.get(re.split("[/_]", name)[-1], dense)]
+
+
+def encoder_of(variables: dict[str, Tensor], scope: str, layers: int) -> list[str]:
+    """The modules of an encoder behind its embeddings."""
+    projected = [f"{scope}/embeddings_project"] if f"{scope}/embeddings_project/kernel" in variables else []
+    return projected + [f"{scope}/encoder/layer_{layer}/{name}" for layer in range(layers) for name in LAYER]
 
 
 def embeddings_of(scope: str) -> list[str]:
-    tables = [f"{scope}/embeddings/{name}" for name in TABLES]
-    return [*tables, f"{scope}/embeddings/LayerNorm/gamma", f"{scope}/embeddings/LayerNorm/beta"]
+    return [f"{scope}/embeddings/{name}" for name in (*TABLES, "LayerNorm")]
 
 
 def heads_of(folder: Path, hidden_size: int) -> int:
@@ -95,12 +99,10 @@ def read_electra(folder: Path) -> tuple[dict, dict[str, Tensor]]:
     own = any(name.startswith("generator/embeddings/") for name in variables)
     apart = layers_of(variables, "generator") > 0
     words, layers = variables["electra/embeddings/word_embeddings"], max(1, layers_of(variables, "electra"))
-    names = [*embeddings_of("electra"), *wanted("electra", layers, "electra/embeddings_project/kernel" in variables)]
-    names += embeddings_of("generator") if own else []
-    names += wanted("generator", layers, "generator/embeddings_project/kernel" in variables) if apart else []
-    for head, parts in (("generator_predictions", ("dense",)), ("discriminator_predictions", ("dense", "dense_1"))):
-        names += [f"{head}/{part}/{kind}" for part in parts for kind in ("kernel", "bias")]
-    names += ["generator_predictions/output_bias", *(f"generator_predictions/LayerNorm/{p}" for p in ("gamma", "beta"))]
+    modules = [*embeddings_of("electra"), *encoder_of(variables, "electra", layers)]
+    modules += embeddings_of("generator") if own else []
+    modules += encoder_of(variables, "generator", layers) if apart else []
+    names = [*variables_of([*modules, *HEADS]), "generator_predictions/output_bias"]
     if lacking := [name for name in names if name not in variables]:
         raise InputError(f"{folder} lacks {len(lacking)} variables: {', '.join(lacking)}.")
     hidden = len(variables["electra/encoder/layer_0/output/LayerNorm/beta"])
@@ -117,18 +119,15 @@ def read_electra(folder: Path) -> tuple[dict, dict[str, Tensor]]:
         "generator_size": width / hidden,
         "sharing": "none" if own else "embeddings" if apart else "all",
     }
-    return config, {native_name(name): as_native(name, variables[name]) for name in names}
+    return config, dict(native(name, variables[name]) for name in names)
 
 
-def native_name(name: str) -> str:
+def native(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """A kernel is (in, out) there, and (out, in) in PyTorch."""
+    tensor = tensor.T.contiguous() if name.endswith("kernel") else tensor
     for old, new in NAMES:
         name = re.sub(old, new, name)
-    return name
-
-
-def as_native(name: str, tensor: Tensor) -> Tensor:
-    """A kernel is (in, out) there, and (out, in) in PyTorch."""
-    return tensor.T.contiguous() if name.endswith("kernel") else tensor
+    return name, tensor
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> ElectraTokenizer:
@@ -144,8 +143,5 @@ def read_tokenizer(folder: Path, vocab_size: int) -> ElectraTokenizer:
         )
     lower = not any(re.search("[A-Z]", piece) for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
     hangul = any(re.search("[가-힣]", piece) for piece in pieces)
-    return ElectraTokenizer(
-        {piece: number for number, piece in enumerate(pieces)},
-        do_lower_case=lower,
-        strip_accents=False if hangul else None,
-    )
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    return ElectraTokenizer(vocabulary, do_lower_case=lower, strip_accents=False if hangul else None)

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from . import checkpoint
 from .arguments import flag
 from .errors import InputError
-from .report import compare, number
+from .report import compare, number, push_command
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,13 @@ class HubArguments:
     )
     hub_license: str | None = flag(None, "Licence that the card names, such as apache-2.0.")
     hub_language: list[str] | None = flag(None, "Languages that the card names, such as en ko.")
+
+    def repo(self, folder: Path) -> str:
+        return self.hub_model_id or folder.resolve().name
+
+    def of_model(self) -> "HubArguments":
+        """Where the model itself goes: its native twin has the branch that was asked for."""
+        return replace(self, hub_revision=OWN_BRANCH) if self.push_native else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +180,8 @@ def write_card(
     }
     path = TEMPLATES / f"{card.template or family}.md"
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(TEMPLATES))
-    environment.filters |= {
-        "number": number,
-        "escape": escape,
-        "code": code,
-        "quote": partial(json.dumps, ensure_ascii=False),
-    }
+    quote = partial(json.dumps, ensure_ascii=False)
+    environment.filters.update(number=number, escape=escape, code=code, quote=quote)
     try:
         text = environment.from_string(path.read_text(encoding="utf-8")).render(fields)
     except (jinja2.TemplateError, TypeError) as error:  # TypeError: an unknown field in a format
@@ -197,25 +200,9 @@ def hardware() -> str:
     return f"{platform.machine()} CPU" if gpu is None else gpu.type
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a model is pushed, whether its predictions are, and whether it is its native twin that goes there."""
-
-    repo: str
-    private: bool = False
-    revision: str | None = None
-    predictions: bool = False
-    native: bool = False
-
-    @property
-    def own(self) -> "Place":
-        """Of the model itself."""
-        return replace(self, revision=OWN_BRANCH) if self.native else self
-
-
 def check_push(flags: HubArguments, output_dir: Path) -> None:
     """Before the training: whether the token may write there, and who will be able to read it."""
-    name = flags.hub_model_id or output_dir.resolve().name
+    name = flags.repo(output_dir)
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -255,24 +242,24 @@ def shorten_paths(text: str, folder: Path) -> str:
     return text
 
 
-def upload(folder: Path, place: Place, title: str) -> str:
+def upload(folder: Path, flags: HubArguments, title: str) -> str:
     """The model in `folder` becomes one commit; returns the address of the repository."""
     checkpoint.check_model(folder)
     if get_token() is None:
         raise InputError(NOT_LOGGED_IN)
     api = HfApi()
-    url = api.create_repo(place.repo, private=place.private or None, exist_ok=True)
-    if place.revision:
-        api.create_branch(url.repo_id, branch=place.revision, exist_ok=True)
+    url = api.create_repo(flags.repo(folder), private=flags.hub_private_repo or None, exist_ok=True)
+    if flags.hub_revision:
+        api.create_branch(url.repo_id, branch=flags.hub_revision, exist_ok=True)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    kept = [*NOT_PUSHED, *([] if place.predictions else [PREDICTIONS])]
+    kept = [*NOT_PUSHED, *([] if flags.push_predictions else [PREDICTIONS])]
     files: dict[str, Path | bytes] = {name: folder / name for name in filter_repo_objects(names, ignore_patterns=kept)}
     for name in {"README.md", "recipe.yaml"} & files.keys():
         text = (folder / name).read_text(encoding="utf-8").replace("PATH_OR_ID", url.repo_id)
         files[name] = (shorten_paths(text, folder) if "recipe.yaml" in files else text).encode()
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
     # upload_folder may make several commits.
-    api.create_commit(url.repo_id, operations, commit_message=title, revision=place.revision)
+    api.create_commit(url.repo_id, operations, commit_message=title, revision=flags.hub_revision)
     return str(url)
 
 
@@ -294,16 +281,15 @@ def explain(error: Exception) -> str:
     return f"{advice}. The Hub says: {text}" if advice else text
 
 
-def push(folder: Path, place: Place, title: str = "Add the model"):
+def push(folder: Path, flags: HubArguments, title: str = "Add the model"):
     """Push a model as one commit, with patience; returns None, or why it was in vain. It raises nothing."""
     for wait in (*WAITS, math.inf):
         try:
-            logger.info(f"  pushed:  {upload(folder, place, title)} ({title})")
+            logger.info(f"  pushed:  {upload(folder, flags, title)} ({title})")
             return None
         except Exception as error:  # whatever it is, it must not cost the run; the client wraps some in a RuntimeError
-            cause = (
-                error.__cause__ if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception) else error
-            )
+            inner = error.__cause__ if isinstance(error, RuntimeError) else None
+            cause = inner if isinstance(inner, Exception) else error
             seconds = patience(cause, wait)
             if seconds is None or seconds == math.inf:
                 return explain(cause)
@@ -321,7 +307,7 @@ def require_native(model: PreTrainedModel) -> None:
         raise InputError(f"--push_native: {error}") from error
 
 
-def push_native(folder: Path, place: Place) -> str | None:
+def push_native(folder: Path, flags: HubArguments) -> str | None:
     """Like `push`: the native twin of the model in `folder`, with its card, its pictures and its recipe."""
     from . import convert
 
@@ -331,32 +317,28 @@ def push_native(folder: Path, place: Place) -> str | None:
             convert.convert(str(folder), target, main_at_top=True)
         except InputError as error:
             return str(error)
-        for path in (
-            path for suffix in ("*.md", "*.png", "all_results.json", "recipe.yaml") for path in folder.glob(suffix)
-        ):
-            shutil.copy(path, target)
+        for suffix in ("*.md", "*.png", "all_results.json", "recipe.yaml"):
+            for path in folder.glob(suffix):
+                shutil.copy(path, target)
         if (card := target / "README.md").exists():
-            parts = sorted(path.parent.relative_to(target).as_posix() for path in target.glob("*/config.json"))
             text = card.read_text(encoding="utf-8")
             head, title, rest = re.split(r"(?m)(^# .*\n)", text, maxsplit=1)
-            card.write_text(f"{head}{title}\n{native_note(target, parts)}\n{rest}", encoding="utf-8")
-        return push(target, place, "Add the native model")
+            card.write_text(f"{head}{title}\n{native_note(target)}\n{rest}", encoding="utf-8")
+        return push(target, flags, "Add the native model")
 
 
-def push_all(folder: Path, place: Place) -> str | None:
+def push_all(folder: Path, flags: HubArguments) -> str | None:
     """The finished model, and where it is asked for its native twin."""
-    return push(folder, place.own) or (push_native(folder, place) if place.native else None)
+    return push(folder, flags.of_model()) or (push_native(folder, flags) if flags.push_native else None)
 
 
-def native_note(folder: Path, parts: Sequence[str]) -> str:
+def native_note(folder: Path) -> str:
     """What a card says of the files beside it."""
-
-    def saved(part: str) -> str:
-        return json.loads((folder / part / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-
-    others = "".join(f", and in `{part}/` `{saved(part)}`" for part in parts)
+    paths = sorted(folder.rglob("config.json"), key=lambda path: (path.parent != folder, path))
+    main, *others = [json.loads(path.read_text(encoding="utf-8"))["architectures"][0] for path in paths]
+    parts = [f", and in `{path.parent.name}/` `{part}`" for path, part in zip(paths[1:], others, strict=True)]
     return (
-        f"The files here are `{saved('.')}`{others}, which transformers reads without `trust_remote_code`. What follows is about "
+        f"The files here are `{main}`{''.join(parts)}, which transformers reads without `trust_remote_code`. What follows is about "
         f'the model that they were converted from, on the branch `{OWN_BRANCH}` (`revision="{OWN_BRANCH}"`).\n'
     )
 
@@ -365,10 +347,7 @@ class Pusher:
     """Pushes beside the training, one model after the other, each as it was when it was handed over."""
 
     def __init__(self, output_dir: Path, flags: HubArguments):
-        self.output_dir = output_dir
-        name = flags.hub_model_id or output_dir.resolve().name
-        native, predictions = flags.push_native, flags.push_predictions
-        self.place = Place(name, flags.hub_private_repo, flags.hub_revision, predictions, native)
+        self.output_dir, self.flags = output_dir, replace(flags, hub_model_id=flags.repo(output_dir))
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.failed = -math.inf  # when
 
@@ -387,7 +366,7 @@ class Pusher:
 
     def _save(self, snapshot: Path, name: str, since: float) -> None:
         # Those that waited behind a failure would fail too.
-        reason = push(snapshot, self.place.own, f"Add {name}") if since > self.failed else None
+        reason = push(snapshot, self.flags.of_model(), f"Add {name}") if since > self.failed else None
         if reason:
             self.failed = time.monotonic()
             logger.warning(f"{name} was not pushed: {reason}. Training goes on, and the model is pushed at its end.")
@@ -395,11 +374,11 @@ class Pusher:
 
     def finish(self) -> None:
         """Push the finished model, and wait for it."""
-        if reason := self.thread.submit(push_all, self.output_dir, self.place).result():
-            again = shlex.join(["push", str(self.output_dir), "--hub_model_id", self.place.repo])
-            again += f" --hub_revision {shlex.quote(self.place.revision)}" if self.place.revision else ""
-            again += " --push_native" if self.place.native else ""
-            safe = f"The model is safe in {self.output_dir}; push it later with: python -m hf_tiny.hub {again}"
+        if reason := self.thread.submit(push_all, self.output_dir, self.flags).result():
+            options = ["--hub_revision", self.flags.hub_revision] if self.flags.hub_revision else []
+            options += ["--push_native"] if self.flags.push_native else []
+            again = push_command(self.output_dir, self.flags.repo(self.output_dir), *options)
+            safe = f"The model is safe in {self.output_dir}; push it later with: {again}"
             logger.warning(f"The push failed: {reason}. {safe}")
 
 
@@ -414,11 +393,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--push_native", action="store_true", help="the native twin there, the model to the branch hf_tiny"
     )
-    given = parser.parse_args(argv)
+    given = vars(parser.parse_args(argv))
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)
-    place = (given.hub_model_id, given.hub_private_repo, given.hub_revision)
-    if reason := push_all(given.folder, Place(*place, given.push_predictions, given.push_native)):
+    del given["command"]
+    if reason := push_all(given.pop("folder"), HubArguments(**given)):
         sys.exit(f"error: {reason}")
 
 

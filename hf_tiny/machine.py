@@ -33,7 +33,6 @@ from .processes import on_main
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-SETTLED = ("bf16", "num_threads")  # the flags that may say "auto"
 FASTER = 1.3  # by how much bfloat16 must be
 LEAST_FLOPS, MOST_FLOPS = 2e10, 2e11  # of a step: smaller ones gain nothing, larger ones are measured on fewer rows
 LOSS_TOLERANCE, LEAST_COSINE = 0.05, 0.95  # of the loss, relatively, and of the gradients' directions
@@ -91,8 +90,7 @@ def settle(config, model: nn.Module, batches: Source):
         logger.warning(
             f"The run had {before.pop('num_threads')} threads, and there are fewer cores: last digits may differ."
         )
-    kept = {name: before[name] for name in SETTLED if name in before and vars(config)[name] in (AUTO, None)}
-    config = dataclasses.replace(config, **kept)
+    config = dataclasses.replace(config, **{k: v for k, v in before.items() if vars(config)[k] in (AUTO, None)})
     threads, bf16 = config.num_threads or torch.get_num_threads(), config.bf16
     if threads == AUTO:
         threads = on_main(lambda: best_threads(model, batches[0]))
@@ -126,15 +124,8 @@ def bfloat16_is_better(model: nn.Module, batch: Batch) -> bool:
     if flops < LEAST_FLOPS:
         return False
     shapes = {name: list(value.shape) for name, value in part.items() if torch.is_tensor(value)}
-    about = [
-        processor(),
-        torch.__version__,
-        torch.get_num_threads(),
-        type(model).__name__,
-        model.config.to_dict(),
-        shapes,
-        best_products(model),
-    ]
+    here = [torch.cpu.get_capabilities(), torch.__version__, torch.get_num_threads(), best_products(model)]
+    about = [*here, type(model).__name__, model.config.to_dict(), shapes]
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:20]
     cached = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tiny_machine" / f"{key}.json"
     if cached.exists():
@@ -222,15 +213,6 @@ def some_rows(model: nn.Module, batch: Batch) -> tuple[Batch, float]:
 
     flops = 3.0 * rows * count_flops(model, first(1))
     return first(max(1, min(rows, int(rows * MOST_FLOPS / max(1.0, flops))))), flops
-
-
-def processor() -> str:
-    """The name of the processor and what it can do."""
-    about = Path("/proc/cpuinfo")
-    if not about.exists():
-        return platform.platform()
-    lines = (line for line in about.read_text().splitlines() if line.startswith(("model name", "flags", "Features")))
-    return "\n".join(dict.fromkeys(lines))
 
 
 if __name__ == "__main__":

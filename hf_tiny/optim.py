@@ -48,12 +48,7 @@ def depths(model: PreTrainedModel) -> dict[str, int | None]:
     """How deep each parameter of a model with a head lies: None in the head, 0 in the embeddings, N + 1 in layer N. A norm
     after the layers is as deep as the last one; a pooler, which many checkpoints lack, belongs to the head."""
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
-    embeddings = {
-        f"{name}.{own}"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding)
-        for own, _ in module.named_parameters()
-    }
+    embeddings = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     names = [name for name, _ in model.named_parameters()]  # a tied parameter comes once
     layers = {name: LAYER.search(name, len(body)) for name in names if name.startswith(body)}
     top = max((int(layer[1]) + 1 for layer in layers.values() if layer), default=0)

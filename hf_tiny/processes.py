@@ -115,9 +115,8 @@ def resume_command() -> str:
         words = ["hf-tiny", *options, script.stem.replace("_", "-")]
     else:
         words = ["accelerate", "launch", "--quiet", "--num_processes", str(processes), sys.argv[0]]
-    return shlex.join(
-        [*words, *sys.argv[1:], "--resume_from_checkpoint", "latest"]
-    )  # of a flag that is there twice, the last
+    # Of a flag that is there twice, the last holds.
+    return shlex.join([*words, *sys.argv[1:], "--resume_from_checkpoint", "latest"])
 
 
 class StopSignal(StopHandler):

@@ -27,11 +27,6 @@ def new_state(config, batches: Source, processes: int) -> TrainState:
     return TrainState(max_steps=steps, warmup_steps=warmup, micro_batches_per_step=per_step)
 
 
-def best_metric(name: str) -> str:
-    """As it is called in metrics.jsonl: `accuracy` is `eval_accuracy`, as in Trainer."""
-    return f"eval_{name.removeprefix('eval_')}"
-
-
 def is_better(value: float, best: float | None, config) -> bool:
     """Whether a figure beats the best one so far, if there is one: NaN never does."""
     greater = config.greater_is_better
@@ -60,11 +55,8 @@ class Timers:
 
     def shares(self) -> dict[str, float]:
         """Of the time in steps, how much went into waiting for data and how much outside model and optimiser."""
-        outside = self.spent["data"] + self.spent["loop"]
-        return {
-            "data_wait_share": self.spent["data"] / self.in_steps(),
-            "outside_model_share": outside / self.in_steps(),
-        }
+        data, whole = self.spent["data"], self.in_steps()
+        return {"data_wait_share": data / whole, "outside_model_share": (data + self.spent["loop"]) / whole}
 
 
 # How long

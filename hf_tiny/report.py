@@ -192,13 +192,8 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     line = "=" * 72
     print(f"\n{line}")
     print_figures(results)
-    counted = {
-        "train_steps": "steps",
-        "train_tokens": "tokens",
-        "train_images": "images",
-        "num_parameters": "parameters",
-    }
-    costs = [f"{number(results[key])} {name}" for key, name in counted.items() if key in results]
+    counted = ("train_steps", "train_tokens", "train_images", "num_parameters")
+    costs = [f"{number(results[key])} {key.partition('_')[2]}" for key in counted if key in results]
     print(f"  {results['train_runtime'] / 60:.1f} minutes, {', '.join(costs)}")
     if comparison := compare(results):
         print(f"{line}\n  {comparison}")
@@ -209,16 +204,11 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     if use:
         code = use[1].replace("PATH_OR_ID", str(output_dir)).splitlines()
         print("  use it:  " + "\n           ".join(part for part in code if part))
-    command = [
-        "python",
-        "-m",
-        "hf_tiny.hub",
-        "push",
-        str(output_dir),
-        "--hub_model_id",
-        f"you/{output_dir.resolve().name}",
-    ]
-    print(f"  push it: {shlex.join(command)}")
+    print(f"  push it: {push_command(output_dir, f'you/{output_dir.resolve().name}')}")
+
+
+def push_command(folder: Path, repo: str, *options: str) -> str:
+    return shlex.join(["python", "-m", "hf_tiny.hub", "push", str(folder), "--hub_model_id", repo, *options])
 
 
 def print_figures(results: dict) -> None:

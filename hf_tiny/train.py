@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import math
-import shlex
 import signal
 import sys
 import time
@@ -19,36 +18,16 @@ from accelerate.utils import gather_object, set_seed
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from . import arguments, checkpoint, hub, report
+from . import arguments, checkpoint, hub, processes, progress, report
 from .arguments import Arguments
 from .callbacks import Callback, SlowdownWarning, TrainState
 from .config import TrainConfig
 from .data.batches import Batch, Prefetcher, Source, num_items
 from .errors import InputError, exit_codes
-from .evaluation import Evaluation, call, divides_by_count, flops_per_token
+from .evaluation import BAR_INTERVAL, Evaluation, call, divides_by_count, flops_per_token
 from .machine import best_products, float32_by, settle
 from .optim import build_optimizer, drop_frozen_gradients, set_learning_rate
-from .processes import (
-    StopSignal,
-    all_have,
-    all_see,
-    check_trackers,
-    on_main,
-    refuse_to_shard,
-    resume_command,
-    start_processes,
-)
-from .progress import (
-    Forecast,
-    Timers,
-    best_metric,
-    earlier_length,
-    is_better,
-    new_state,
-    steps_within,
-    time_evaluation,
-    time_steps,
-)
+from .processes import on_main
 from .signals import Stopped
 
 logger = logging.getLogger(__name__)
@@ -76,12 +55,11 @@ def run(
 
 def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[str, float]:
     """The same with flags that are parsed; errors are raised. Returns what `main` does."""
-    start(recipe) if isinstance(recipe, TrainConfig) else start_processes()
+    seeds = recipe.seeds if repeat and isinstance(recipe, TrainConfig) else 1
+    start(recipe) if isinstance(recipe, TrainConfig) else processes.start_processes()
     models = {name: vars(recipe)[name] for name in MODEL_FLAGS if vars(recipe).get(name)}
     recipe = dataclasses.replace(recipe, **on_main(lambda: {n: checkpoint.usable(m) for n, m in models.items()}))
-    results = (
-        run_seeds(main, recipe) if repeat and isinstance(recipe, TrainConfig) and recipe.seeds > 1 else main(recipe)
-    )
+    results = run_seeds(main, recipe) if seeds > 1 else main(recipe)
     PartialState().destroy_process_group()
     return results
 
@@ -108,12 +86,11 @@ def run_seeds(main: Callable, recipe) -> dict[str, float]:
 
 def start(config: TrainConfig) -> None:
     """The processes, the seed, and refusals that should not wait until hours of preparing the data are over."""
-    start_processes()
+    processes.start_processes()
     if config.push_to_hub and config.seeds > 1:
         raise InputError(
             "--push_to_hub with several --seeds: each would replace the one before. Leave it out, and push the one you choose: "
-            + "python -m hf_tiny.hub push "
-            + shlex.join([f"{config.output_dir}/seed-{config.seed}", "--hub_model_id", "you/name"])
+            + report.push_command(Path(config.output_dir, f"seed-{config.seed}"), "you/name")
         )
     if config.push_to_hub:
         on_main(lambda: hub.check_push(config, Path(config.output_dir)))
@@ -151,11 +128,10 @@ def train(
     card: what the model card should say of the data and the task.
     """
     arguments.check(config)
-    check_trackers(config.report_to or [])
+    processes.check_trackers(config.report_to or [])
     with checkpoint.locked(Path(config.output_dir)) if PartialState().is_main_process else nullcontext():
         config = settle(config, model, batches)
-        tools = {"groups": groups, "callbacks": callbacks, "processor": processor}
-        run = Run(model, batches, config, evaluate=evaluate, test=test, **tools)
+        run = Run(model, batches, config, evaluate, test, groups, callbacks, processor)
         run.agree()
         run.check_metric()
         run.fit_to_time()
@@ -170,7 +146,7 @@ def train(
 class Run:
     """A training run; `train` calls its parts in order."""
 
-    def __init__(self, model, batches: Source, config: TrainConfig, *, evaluate, test, groups, callbacks, processor):
+    def __init__(self, model, batches: Source, config: TrainConfig, evaluate, test, groups, callbacks, processor):
         self.batches, self.config, self.output_dir = batches, config, Path(config.output_dir)
         self.evaluate, self.test, self.processor = evaluate, test, processor
         self.callbacks = [*callbacks, SlowdownWarning()]
@@ -192,11 +168,10 @@ class Run:
         self.model_class, weights = type(model), len(list(model.parameters()))
         self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, config, groups))
         self.sharded = self.accelerator.is_fsdp2
-        refuse_to_shard(self.accelerator, callbacks, tied=len(list(model.parameters())) == weights)
-        self.state = new_state(config, batches, self.world)
-        self.began = self.logged = dataclasses.replace(self.state)  # the state at the start, and at the last log line
+        processes.refuse_to_shard(self.accelerator, callbacks, tied=len(list(model.parameters())) == weights)
+        self.state = progress.new_state(config, batches, self.world)
         self.saved: Path | None = None  # the checkpoint of this very step, if there is one
-        self.timers, self.stop = Timers(), StopSignal()
+        self.timers, self.stop = progress.Timers(), processes.StopSignal()
         self.sums: dict[str, Tensor] = {}
         self.shown: dict[str, str] = {}  # in the bar, beside the loss
         self.pusher = hub.Pusher(self.output_dir, config) if self.main and config.push_to_hub else None
@@ -220,17 +195,17 @@ class Run:
 
     def agree(self) -> None:
         """All processes must have the same data and settings, and see the files that they will read."""
-        all_have(self.identity())
+        processes.all_have(self.identity())
         replaced = any(callback.replaces_weights for callback in self.callbacks)
         if self.sharded or self.config.load_best_model_at_end or replaced:
-            all_see(self.output_dir / checkpoint.LOCK)
+            processes.all_see(self.output_dir / checkpoint.LOCK)
 
     def check_metric(self) -> None:
         """An unknown --metric_for_best_model is refused before hours of training, not after."""
         wanted = self.config.metric_for_best_model
-        if self.evaluate and best_metric(wanted) != "eval_loss":
+        if self.evaluate and (name := wanted.removeprefix("eval_")) != "loss":
             names = self.evaluate.names(self.bare_model, self.accelerator)
-            if best_metric(wanted).removeprefix("eval_") not in names:
+            if name not in names:
                 raise InputError(f"--metric_for_best_model {wanted}: this task measures {', '.join(names)}.")
 
     def fit_to_time(self) -> None:
@@ -238,15 +213,14 @@ class Run:
         config, began = self.config, time.perf_counter()
         if config.max_minutes is None:
             return
-        steps = on_main(lambda: earlier_length(self.output_dir, config.resume_from_checkpoint))
+        steps = on_main(lambda: progress.earlier_length(self.output_dir, config.resume_from_checkpoint))
         if steps is None:
-            costs = time_steps(self, config.max_minutes), time_evaluation(self)
+            costs = progress.time_steps(self, config.max_minutes), progress.time_evaluation(self)
             left = 60 * config.max_minutes - (time.perf_counter() - began)
-            steps = on_main(lambda: steps_within(left, *costs, config.eval_steps))
+            steps = on_main(lambda: progress.steps_within(left, *costs, config.eval_steps))
             logger.info(f"--max_minutes {config.max_minutes:g}: {steps:,} steps of {costs[0]:.3g} s.")
         self.config = dataclasses.replace(config, max_steps=steps, max_minutes=None)
-        self.state = new_state(self.config, self.batches, self.world)
-        self.began = self.logged = dataclasses.replace(self.state)
+        self.state = progress.new_state(self.config, self.batches, self.world)
 
     def resume(self) -> None:
         """Go on from the checkpoint that the flags mean, if they do."""
@@ -255,7 +229,7 @@ class Run:
         path = on_main(lambda: checkpoint.to_resume(self.output_dir, self.config.resume_from_checkpoint))
         if path is None:
             return
-        all_see(path / checkpoint.MANIFEST)
+        processes.all_see(path / checkpoint.MANIFEST)
         with checkpoint.restored(path):
             self.restore(path)
         logger.info(f"Resumed from {path} at step {self.state.step}.")
@@ -296,7 +270,6 @@ class Run:
         if self.config.load_best_model_at_end and state.best_step is not None and not best.is_dir():
             state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
         self.state, self.saved = state, path.resolve()
-        self.began = self.logged = dataclasses.replace(state)
 
     def finished(self) -> dict[str, float] | None:
         """The results of a run that has nothing left to do."""
@@ -332,27 +305,23 @@ class Run:
     def loop(self) -> dict[str, float]:
         """The steps that are left; returns the last evaluation."""
         state, config = self.state, self.config
+        self.began = self.logged = dataclasses.replace(state)  # the state at the start, and at the last log line
         self.model.train()
-        bar = tqdm(
-            total=state.max_steps,
-            initial=state.step,
-            disable=not self.main,
-            desc="train",
-            mininterval=0.5 if sys.stderr.isatty() else 30,
-        )
+        length = {"total": state.max_steps, "initial": state.step}
+        bar = tqdm(desc="train", **length, disable=not self.main, mininterval=BAR_INTERVAL)
         start = time.perf_counter() - state.seconds
         metrics: dict[str, float] = {}
         ahead = Prefetcher(self.batches, self.accelerator, state.step, config.gradient_accumulation_steps)
-        forecast, logging_steps = Forecast(state), config.logging_steps or max(1, min(50, state.max_steps // 64))
+        forecast = progress.Forecast(state)
+        logging_steps = config.logging_steps or max(1, min(50, state.max_steps // 64))
         with self.stop, bar, ahead:
             self.timers.lap("start")
             while state.step < state.max_steps and not self.stop.agreed:
                 before = self.sums.get("loss", 0)
                 outputs, batch, norm = self.step(next(ahead))
                 state.seconds = time.perf_counter() - start
-                bar.set_postfix(
-                    loss=f"{self.world * float(self.sums['loss'] - before):.3f}", **self.shown, refresh=False
-                )
+                loss = self.world * float(self.sums["loss"] - before)
+                bar.set_postfix(loss=f"{loss:.3f}", **self.shown, refresh=False)
                 bar.update()
                 if self.main and (text := forecast.said(state)):
                     bar.write(text, file=sys.stderr)
@@ -468,8 +437,8 @@ class Run:
         """Evaluate, remember the best, tell the callbacks."""
         state, config = self.state, self.config
         metrics = self.scores(self.evaluate, "eval")
-        value = metrics[best_metric(config.metric_for_best_model)]
-        if is_better(value, state.best_metric, config):
+        value = metrics[f"eval_{config.metric_for_best_model.removeprefix('eval_')}"]  # as in Trainer
+        if progress.is_better(value, state.best_metric, config):
             state.best_metric, state.best_step, state.evaluations_since_best = value, state.step, 0
         else:
             state.evaluations_since_best += 1
@@ -538,7 +507,7 @@ class Run:
         if self.main:
             print(
                 f"\nStopped by {signal.Signals(self.stop.agreed).name}; checkpoint-{self.state.step} is saved. Go on with:\n"
-                f"{resume_command()}",
+                f"{processes.resume_command()}",
                 file=sys.stderr,
             )
         raise Stopped(self.stop.agreed, saved=True)

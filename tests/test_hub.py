@@ -95,9 +95,9 @@ def uploaded(monkeypatch, tmp_path) -> dict[str | None, Path]:
     """What would be pushed, by its branch."""
     found = {}
 
-    def upload(folder: Path, place: hub.Place, title: str) -> str:
-        found[place.revision] = Path(shutil.copytree(folder, tmp_path / f"pushed-{len(found)}"))
-        return place.repo
+    def upload(folder: Path, flags: hub.HubArguments, title: str) -> str:
+        found[flags.hub_revision] = Path(shutil.copytree(folder, tmp_path / f"pushed-{len(found)}"))
+        return flags.repo(folder)
 
     monkeypatch.setattr(hub, "upload", upload)
     return found

@@ -282,7 +282,8 @@ def test_a_card_template_with_an_unknown_field(hub, folder, told):
 
 def push_all(folders: dict[str, str]) -> None:
     """{folder: repository}"""
-    print(json.dumps({path: library.push(Path(path), library.Place(repo)) for path, repo in folders.items()}))
+    flags = {path: library.HubArguments(hub_model_id=repo) for path, repo in folders.items()}
+    print(json.dumps({path: library.push(Path(path), flags[path]) for path in folders}))
 
 
 def test_folders_that_cannot_be_pushed(hub, folder, told):
@@ -457,7 +458,7 @@ def push_tiny(folder: str) -> None:
         with torch.no_grad():
             save_file({**batch, "expected": model(**batch)[0].contiguous()}, f"{folder}/{name}.safetensors")
         model.save_pretrained(f"{folder}/{name}")
-        assert library.push(Path(folder, name), library.Place(f"someone/{name}")) is None
+        assert library.push(Path(folder, name), library.HubArguments(hub_model_id=f"someone/{name}")) is None
 
 
 NATIVE = {  # what becomes of an export, by its Auto class
@@ -497,7 +498,7 @@ def push_native(folder: str) -> None:
             batch[mask].fill_(1)  # what padding says is nobody's business
         with torch.no_grad():
             save_file({**batch, "expected": model.eval()(**batch).logits}, f"{folder}/{name}.safetensors")
-        assert library.push(target, library.Place(f"someone/{name}")) is None
+        assert library.push(target, library.HubArguments(hub_model_id=f"someone/{name}")) is None
 
 
 def load_here(folder: str) -> None:

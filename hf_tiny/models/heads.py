@@ -15,6 +15,7 @@ from .layers import (
     Copies,
     Dropout,
     HfTinyConfig,
+    Recurrence,
     binary_cross_entropy,
     cross_entropy,
     layer_norm,
@@ -234,20 +235,6 @@ class Perceptron(nn.Sequential):
 
     def __init__(self, hidden_size: int, size: int, dropout: float):
         super().__init__(nn.Linear(hidden_size, size), ACT2FN["gelu"], Dropout(dropout))
-
-
-class Recurrence(nn.Module):
-    """One direction of an LSTM. `nn.LSTM` would stay out of compiled graphs."""
-
-    def __init__(self, input_size: int, size: int):
-        super().__init__()
-        self.input, self.state = nn.Linear(input_size, 4 * size), nn.Linear(size, 4 * size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (batch, length, input size) to states (batch, length, size)."""
-        begin = x.new_zeros(1, x.shape[0], self.state.in_features)
-        weights = [self.input.weight, self.state.weight, self.input.bias, self.state.bias]
-        return torch.lstm(x, [begin, begin], weights, True, 1, 0.0, self.training, False, True)[0]
 
 
 class WordLSTM(nn.Module):

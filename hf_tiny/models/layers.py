@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -56,6 +57,22 @@ class HfTinyConfig(PreTrainedConfig):
             raise ValueError(f"A width of {width} does not divide into {heads} heads{of}: change {fields}.")
 
 
+class Recurrence(nn.Module):
+    """One direction of an LSTM. `nn.LSTM` would stay out of compiled graphs."""
+
+    def __init__(self, input_size: int, size: int):
+        super().__init__()
+        self.input_weight = nn.Parameter(torch.empty(4 * size, input_size))
+        self.state_weight = nn.Parameter(torch.empty(4 * size, size))
+        self.bias = nn.Parameter(torch.empty(4 * size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, length, input size) to states (batch, length, size)."""
+        begin = x.new_zeros(1, x.shape[0], self.state_weight.shape[1])
+        weights = [self.input_weight, self.state_weight, self.bias, torch.zeros_like(self.bias)]
+        return torch.lstm(x, [begin, begin], weights, True, 1, 0.0, self.training, False, True)[0]
+
+
 class HfTinyPreTrainedModel(PreTrainedModel):
     """What all models can do whose attention is that of this file."""
 
@@ -64,6 +81,13 @@ class HfTinyPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if isinstance(module, Recurrence):  # as transformers does it for nn.LSTM
+            init.xavier_uniform_(module.input_weight)
+            init.xavier_uniform_(module.state_weight)
+            init.zeros_(module.bias)
 
 
 def embed(words: nn.Embedding, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:

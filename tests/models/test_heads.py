@@ -465,9 +465,10 @@ def test_an_lstm_reads_the_affixes_in_order_and_no_padding():
     lstm = torch.nn.LSTM(model.encoder.config.hidden_size, WORDS["lstm_size"], bidirectional=True)
     with torch.no_grad():
         for direction, end in ((head.lstm.forwards, ""), (head.lstm.backwards, "_reverse")):
-            for part, layer in (("ih", direction.input), ("hh", direction.state)):
-                getattr(lstm, f"weight_{part}_l0{end}").copy_(layer.weight)
-                getattr(lstm, f"bias_{part}_l0{end}").copy_(layer.bias)
+            getattr(lstm, f"weight_ih_l0{end}").copy_(direction.input_weight)
+            getattr(lstm, f"weight_hh_l0{end}").copy_(direction.state_weight)
+            getattr(lstm, f"bias_ih_l0{end}").copy_(direction.bias)
+            getattr(lstm, f"bias_hh_l0{end}").zero_()
         logits = model(**batch).logits
         states = model.encoder(**batch_of()).last_hidden_state
         for row, size in enumerate((4, 5, 5, 3)):
