@@ -271,7 +271,7 @@ def _read(path: Path) -> dict:
         raise InputError(f"{path} is not readable as YAML or JSON: {error}") from error
     if refers:  # a few lines of them can mean gigabytes
         raise InputError(f"{path} refers to other values (`*name`): write each value out.")
-    if not isinstance(settings, dict):
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise InputError(f"{path} must map flags to values, one per line, such as `learning_rate: 1e-3`.")
     return settings
 

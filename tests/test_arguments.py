@@ -166,6 +166,7 @@ def test_booleans_in_a_file(tmp_path, text):
         (["missing.yaml"], None, ["no recipe file missing.yaml"]),
         (["text.txt"], None, ["text.txt", ".yaml or .json"]),
         ([], "a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]\n", ["refers to other values", "write each value out"]),
+        ([], "1: 2\n", ["must map flags to values"]),
         ([], "[" * 5000, ["is not readable as YAML"]),
         ([], "max_steps: " + "9" * 5000, ["is not readable as YAML"]),
     ],
