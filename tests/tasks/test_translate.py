@@ -399,7 +399,7 @@ class Echo(nn.Module):
         nll = (labels != -100).sum() * 0.5 * self.scale / num_items_in_batch[0]
         return ModelOutput(loss=2 * nll, nll=nll)
 
-    def generate(self, input_ids, attention_mask, num_beams):
+    def generate(self, input_ids, attention_mask, num_beams, **settings):
         assert num_beams == 2
         return input_ids
 
