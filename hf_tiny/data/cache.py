@@ -32,11 +32,17 @@ def place(kind: str, key: str) -> Path:
 
 def kept(target: Path, make: Callable[[Path], object]) -> Path:
     """A file or folder of the cache. When it is missing or damaged, which is said, `make(draft)` writes it."""
-    if damage := damage_of(target):
-        if target.exists():
-            logger.warning(f"{target} is damaged ({damage}): it is made again.")
+    if not is_whole(target):
         write(target, make)
     return target
+
+
+def is_whole(target: Path) -> bool:
+    """Whether it is there and not damaged; if it is, says so."""
+    damage = damage_of(target)
+    if damage and target.exists():
+        logger.warning(f"{target} is damaged ({damage}): it is made again.")
+    return not damage
 
 
 def write(target: Path, make: Callable[[Path], object]) -> None:
@@ -47,8 +53,7 @@ def write(target: Path, make: Callable[[Path], object]) -> None:
         _sweep(target)
         try:
             make(draft)
-            inside = [path for path in (draft, *draft.rglob("*")) if path.is_file()]
-            for path in inside:
+            for path in [path for path in (draft, *draft.rglob("*")) if path.is_file()]:
                 _write_checksum(path)
             if draft.is_dir():
                 _replace_folder(draft, target)
@@ -57,8 +62,8 @@ def write(target: Path, make: Callable[[Path], object]) -> None:
                 os.replace(_checksum(draft), _checksum(target))
             _sync(target.parent)
         finally:
-            for rest in (draft, _checksum(draft)):
-                shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
+            _remove(draft)
+            _remove(_checksum(draft))
 
 
 def _sweep(target: Path) -> None:
@@ -66,7 +71,11 @@ def _sweep(target: Path) -> None:
     for draft in target.parent.glob(f".{target.name}-*"):
         with suppress(OSError):
             if time.time() - draft.stat().st_mtime > ABANDONED:
-                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+                _remove(draft)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _replace_folder(draft: Path, target: Path) -> None:
@@ -133,9 +142,8 @@ def _writable(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, OSError) and "(os error " not in str(
-            error
-        ):  # tokenizers says it with a bare Exception
+        by_tokenizers = "(os error " in str(error)  # which says it with a bare Exception
+        if not isinstance(error, OSError) and not by_tokenizers:
             raise
         raise InputError(
             f"{folder}: the cache cannot be written ({error}). Free some space, or set HF_DATASETS_CACHE to a folder that "
