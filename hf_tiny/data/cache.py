@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import datasets
@@ -48,7 +48,8 @@ def is_whole(target: Path) -> bool:
 def write(target: Path, make: Callable[[Path], object]) -> None:
     """Complete or absent: what `make(draft)` writes is on the disk, with its checksums, before it gets its name."""
     draft = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-    with _writable(target.parent):
+    advice = "Free some space, or set HF_DATASETS_CACHE to a folder that can be written."
+    with _usable(target.parent, "written", advice):
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target)
         try:
@@ -137,27 +138,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def readable(folder: Path) -> AbstractContextManager:
+    """For what was whole a moment ago."""
+    return _usable(folder, "read", "Try again; if it stays so, set HF_DATASETS_CACHE to a folder on another disk.")
+
+
 @contextmanager
-def _writable(folder: Path) -> Iterator[None]:
+def _usable(folder: Path, how: str, advice: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         by_tokenizers = "(os error " in str(error)  # which says it with a bare Exception
         if not isinstance(error, OSError) and not by_tokenizers:
             raise
-        raise InputError(
-            f"{folder}: the cache cannot be written ({error}). Free some space, or set HF_DATASETS_CACHE to a folder that "
-            "can be written."
-        ) from error
-
-
-@contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """For what was whole a moment ago."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"{folder}: the cache cannot be read ({error}). Try again; if it stays so, set HF_DATASETS_CACHE to a folder on "
-            "another disk."
-        ) from error
+        raise InputError(f"{folder}: the cache cannot be {how} ({error}). {advice}") from error
