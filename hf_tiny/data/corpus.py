@@ -70,7 +70,7 @@ class CorpusArguments(DataArguments, EncodingArguments):
     @property
     def corpus_name(self) -> str:
         """As the model card names it."""
-        return self.data_name("corpus of Python documentation")
+        return ", ".join(self.train_file or [self.dataset_name or "hf_tiny's built-in corpus of Python documentation"])
 
 
 class Corpus:
@@ -84,7 +84,10 @@ class Corpus:
     def plan(self) -> dict[str, tuple[tuple[Shard, ...], Reading]]:
         """The shards of each split and how to read them."""
         arguments = self.arguments
-        arguments.check_data()
+        if arguments.train_file and arguments.dataset_name:
+            raise InputError("Give --train_file or --dataset_name, not both.")
+        if arguments.validation_file and not (arguments.train_file or arguments.dataset_name):
+            raise InputError("--validation_file needs --train_file or --dataset_name beside it.")
         splits = _split_shards(arguments)
         shards, held_out = splits["train"], splits.get("validation")
         reading = Reading(arguments.text_column, arguments.sample_by, arguments.decoding)
@@ -210,11 +213,14 @@ def _split_shards(arguments: CorpusArguments) -> dict[str, tuple[Shard, ...]]:
     """To train on and, if there is text for that, to evaluate on."""
     mark = b"\n\n" if arguments.sample_by == "paragraph" else b"\n"
     cut, splits = partial(_shards, decoding=arguments.decoding, mark=mark), {}
-    for split, files in arguments.patterns.items():
+    given = {"train": arguments.train_file, "validation": arguments.validation_file}
+    for split, files in given.items():
+        if not files:
+            continue
         splits[split] = cut(sources.expand(files, option := f"--{split}_file", SUPPORTED))
         if not splits[split]:
             raise InputError(f"{option} {' '.join(files)}: there is no text in it.")
-    if arguments.is_builtin:
+    if not (arguments.train_file or arguments.dataset_name):
         return dict(zip(("train", "validation"), map(cut, builtin.corpus_files()), strict=True))
     own: dict[str, tuple[Shard, ...]] = {}
     name, config = arguments.dataset_name, arguments.dataset_config_name

@@ -68,9 +68,7 @@ class DataArguments:
         if self.train_file and self.dataset_name:
             raise InputError("Give --train_file or --dataset_name, not both.")
         if self.is_builtin and self.patterns:
-            others = [f"--{split}_file" for split in SPLITS[1:] if f"{split}_file" in vars(self)]
-            need = "need {} beside them" if len(others) > 1 else "needs {} beside it"
-            raise InputError(f"{' and '.join(others)} {need.format('--train_file or --dataset_name')}.")
+            raise InputError("--validation_file and --test_file need --train_file or --dataset_name beside them.")
 
 
 @dataclass(frozen=True, kw_only=True)
