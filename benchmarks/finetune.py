@@ -36,7 +36,7 @@ from hf_tiny.data.batches import BucketedBatches
 from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
 from hf_tiny.evaluation import call
-from hf_tiny.tasks.classify import ClassifyArguments, TextEvaluation, read_texts, text_features
+from hf_tiny.tasks.classify import ClassifyArguments, TextEvaluation, TextTask
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 from hf_tiny.train import TrainConfig, train
 
@@ -50,14 +50,19 @@ class Work:
 
     def __init__(self, samples: int | None):
         arguments = ClassifyArguments(max_seq_length=128, max_train_samples=samples)
-        texts = read_texts(arguments)
+        texts = TextTask(arguments).splits()
         self.labels = find_labels(texts)
         self.tokenizer = train_tokenizer((text.text for text in texts["train"]), TokenizerArguments(vocab_size=4096))
         self.collate = CollateWindows(self.tokenizer.pad_token_id)
-        features = {split: text_features(part, self.tokenizer, self.labels, arguments) for split, part in texts.items()}
+        features = {
+            split: TextTask(arguments, None, self.tokenizer, self.labels).features(part)
+            for split, part in texts.items()
+        }
         self.features = features["train"]
         held_out = BucketedBatches(features["validation"], self.collate, BATCH_SIZE, 8192, 0, shuffle=False)
-        self.evaluation = TextEvaluation(held_out, texts["validation"], self.labels, "validation")
+        self.evaluation = TextEvaluation(
+            held_out, texts["validation"], "validation", TextTask(ClassifyArguments(), labels=self.labels)
+        )
         names = ("input_ids", "token_type_ids", "labels")
         self.dataset = Dataset.from_list([{name: sample[name] for name in names} for sample in self.features])
 

@@ -46,7 +46,7 @@ from transformers.utils import ModelOutput, logging
 from hf_tiny.convert import seq2seq_from_native
 from hf_tiny.data import builtin
 from hf_tiny.data.batches import BucketedBatches
-from hf_tiny.tasks.translate import SIDES, CollatePairs, Pair, PairArguments, pair_features
+from hf_tiny.tasks.translate import SIDES, CollatePairs, Pair, PairArguments, PairTask
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 from hf_tiny.train import TrainConfig, train
 
@@ -83,7 +83,7 @@ class Work:
         pairs = read_pairs(20_000)  # A vocabulary of 8192 needs more text than is trained on.
         settings = TokenizerArguments(tokenizer_model="bpe", vocab_size=8192)
         self.tokenizer = train_tokenizer((pair.target for pair in pairs), settings)
-        self.features = pair_features(pairs[:count], self.tokenizer, PairArguments(truncate_pairs=True))
+        self.features = PairTask(PairArguments(truncate_pairs=True), None, self.tokenizer).features(pairs[:count])
         self.lengths = np.array([[len(sample[side]) for side in SIDES] for sample in self.features])  # (pairs, 2)
         self.target_tokens = int(self.lengths[:, 1].sum())
         rows = [{side: sample[side] for side in SIDES} for sample in self.features]

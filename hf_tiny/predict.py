@@ -21,50 +21,56 @@ from transformers import AutoImageProcessor, AutoModel, PreTrainedModel
 from transformers.utils import cached_file
 
 from . import arguments, checkpoint, report
+from .arguments import Arguments, flag
 from .baselines import SAME_FOR_ALL
 from .data import predictions
 from .data.splits import SplitArguments, say_if_seen
 from .errors import InputError
 from .processes import start_processes
 from .start import load_config, quiet
-from .tasks import longest_input
-from .tasks.classify import TextPredictor
-from .tasks.embed import EmbedPredictor, SentenceEncoder
-from .tasks.images import ImagePredictor
-from .tasks.parse import LinkPredictor
-from .tasks.predictor import PredictArguments, Predictor
-from .tasks.pretrain import TokenPredictor
-from .tasks.tag import TagPredictor
-from .tasks.translate import PairPredictor
+from .tasks import Task, longest_input
+from .tasks.classify import TextTask
+from .tasks.embed import EmbedTask, SentenceEncoder
+from .tasks.images import ImageTask
+from .tasks.parse import LinkTask
+from .tasks.pretrain import TokenTask
+from .tasks.tag import TagTask
+from .tasks.translate import PairTask
 from .tokenizer import load_existing
 
 logger = logging.getLogger(__name__)
 
-# How the name of a model's class ends, what such a model does, and the Auto class that loads it.
-TASKS = {
-    "ForSequenceClassification": ("classify", transformers.AutoModelForSequenceClassification),
-    "ForTokenClassification": ("tag", transformers.AutoModelForTokenClassification),
-    "TokenLinkingModel": ("parse", AutoModel),
-    "ForConditionalGeneration": ("translate", transformers.AutoModelForSeq2SeqLM),
-    "MTModel": ("translate", transformers.AutoModelForSeq2SeqLM),
-    "ForImageClassification": ("images", transformers.AutoModelForImageClassification),
-    "ForMaskedImageModeling": ("masked_images", transformers.AutoModelForMaskedImageModeling),
-    "ElectraForPreTraining": ("electra", transformers.AutoModelForPreTraining),
-    "ForMaskedLM": ("fill_mask", transformers.AutoModelForMaskedLM),
-    "ForCausalLM": ("generate", transformers.AutoModelForCausalLM),
+# How the name of a model's class ends, what such a model does, the Auto class that loads it, and how it is put to work.
+TASKS: dict[str, tuple[str, Any, type[Task] | None]] = {
+    "ForSequenceClassification": ("classify", transformers.AutoModelForSequenceClassification, TextTask),
+    "ForTokenClassification": ("tag", transformers.AutoModelForTokenClassification, TagTask),
+    "TokenLinkingModel": ("parse", AutoModel, LinkTask),
+    "ForConditionalGeneration": ("translate", transformers.AutoModelForSeq2SeqLM, PairTask),
+    "MTModel": ("translate", transformers.AutoModelForSeq2SeqLM, PairTask),
+    "ForImageClassification": ("images", transformers.AutoModelForImageClassification, ImageTask),
+    "ForMaskedImageModeling": ("masked_images", transformers.AutoModelForMaskedImageModeling, None),
+    "ElectraForPreTraining": ("electra", transformers.AutoModelForPreTraining, TokenTask),
+    "ForMaskedLM": ("fill_mask", transformers.AutoModelForMaskedLM, TokenTask),
+    "ForCausalLM": ("generate", transformers.AutoModelForCausalLM, None),
 }
-EMBED = "embed"  # an encoder that sentence-transformers can load
+EMBED: tuple[str, Any, type[Task] | None] = (
+    "embed",
+    AutoModel,
+    EmbedTask,
+)  # an encoder that sentence-transformers can load
 OF_IMAGES = ("images", "masked_images")
-PREDICTORS: dict[str, type[Predictor]] = {
-    "classify": TextPredictor,
-    "tag": TagPredictor,
-    "parse": LinkPredictor,
-    "translate": PairPredictor,
-    "images": ImagePredictor,
-    EMBED: EmbedPredictor,
-    "electra": TokenPredictor,
-    "fill_mask": TokenPredictor,
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictArguments(Arguments):
+    """Beside the flags of the model's own recipe, which are as they were in its run."""
+
+    text: list[str] | None = flag(None, "Texts, in place of files.")
+    output_dir: str | None = flag(None, "Folder for what is written; by default predictions are printed.")
+    per_device_eval_batch_size: int = flag(32, "Samples in a batch.", above=0)
+    max_tokens: int = flag(4096, "Number of tokens in a batch, padding included.", low=1)
+
+
 USAGE = {
     "predict": "hf-tiny predict MODEL [FILE ...] [--text TEXT ...] [--output_dir FOLDER] [flags of the model's recipe]",
     "evaluate": "hf-tiny evaluate MODEL FILE ... [--output_dir FOLDER] [flags of the model's recipe]",
@@ -87,6 +93,7 @@ class TrainedModel:
 
     name: str
     task: str
+    work: type[Task] | None  # None: it predicts nothing by itself
     model: PreTrainedModel
     processor: object
     settings: dict
@@ -100,14 +107,12 @@ def load(name: str) -> TrainedModel:
     config = load_config("", name)
     kind = (config.architectures or ["a model without a class"])[0]
     endings = [ending for ending in TASKS if kind.endswith(ending)]
-    if _file_of(name, "modules.json"):
-        task, auto_class = EMBED, AutoModel
-    elif endings:
-        task, auto_class = TASKS[endings[0]]
-    else:
+    embeds = _file_of(name, "modules.json") is not None
+    if not (embeds or endings):
         raise InputError(
             f"{name} holds {kind}, and it is not known what to use it for: fine-tune it first. `hf-tiny --help` lists the recipes."
         )
+    task, auto_class, work = EMBED if embeds else TASKS[endings[0]]
     with checkpoint.loaded(f"{name} cannot be loaded"), quiet():
         model = auto_class.from_pretrained(name, trust_remote_code=False)
         processor = (
@@ -115,10 +120,10 @@ def load(name: str) -> TrainedModel:
             if task in OF_IMAGES
             else load_existing("the model", name, ())
         )
-    if task == EMBED:
+    if embeds:
         model = SentenceEncoder(model, temperature=None)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    return TrainedModel(name, task, model.float().eval().to(device), processor, _settings(name))
+    return TrainedModel(name, task, work, model.float().eval().to(device), processor, _settings(name))
 
 
 def _settings(name: str) -> dict:
@@ -144,9 +149,9 @@ def _file_of(name: str, file: str) -> str | None:
 # Flags
 
 
-def build(trained: TrainedModel, argv: Sequence[str] = ()) -> Predictor:
+def build(trained: TrainedModel, argv: Sequence[str] = ()) -> Task:
     """The model at work. argv: flags, which win over those of its run."""
-    kind = PREDICTORS.get(trained.task)
+    kind = trained.work
     if kind is None:
         raise InputError(
             f"{trained.name} is a {type(trained.model).__name__}: it predicts nothing by itself. Fine-tune it first, or look at "
@@ -164,10 +169,10 @@ def build(trained: TrainedModel, argv: Sequence[str] = ()) -> Predictor:
     given = arguments.parse(flags, [*arguments.as_flags(settings), *argv])
     if vars(given).get("max_seq_length", 0) > limit:
         raise InputError(f"--max_seq_length {given.max_seq_length}: the model reads at most {limit} tokens.")
-    return kind(trained.model, trained.processor, given)
+    return kind(given, trained.model, trained.processor)
 
 
-def sorted_out(verb: str, argv: Sequence[str]) -> tuple[Predictor, list[str]]:
+def sorted_out(verb: str, argv: Sequence[str]) -> tuple[Task, list[str]]:
     """The model at work and the files: of a command line the words before its flags."""
     count = next((n for n, word in enumerate(argv) if word.startswith("-") and word != STANDARD_INPUT), len(argv))
     (*names,), flags = argv[:count], argv[count:]
@@ -185,11 +190,11 @@ def sorted_out(verb: str, argv: Sequence[str]) -> tuple[Predictor, list[str]]:
     return build(load(names[0]), flags), names[1:]
 
 
-def free_folder(predictor: Predictor, *patterns: str) -> Path | None:
+def free_folder(task: Task, *patterns: str) -> Path | None:
     """--output_dir, if it was given; what is there is never written over."""
-    if predictor.arguments.output_dir is None:
+    if task.arguments.output_dir is None:
         return None
-    folder = Path(predictor.arguments.output_dir)
+    folder = Path(task.arguments.output_dir)
     held = [path.name for pattern in patterns for path in folder.glob(pattern)]
     if held:
         raise InputError(f"--output_dir {folder} holds {held[0]} already. Choose another folder, or delete it.")
@@ -203,15 +208,15 @@ def free_folder(predictor: Predictor, *patterns: str) -> Path | None:
 # Predicting
 
 
-def items_of(predictor: Predictor, files: Sequence[str]) -> list:
+def items_of(task: Task, files: Sequence[str]) -> list:
     """What is asked for: texts of --text, files, or standard input."""
-    texts = predictor.arguments.text
+    texts = task.arguments.text
     if texts and files:
         raise InputError(f"--text and {files[0]}: give texts or files, not both.")
     if texts:
-        return list(predictor.from_texts([(f"--text {number}", text) for number, text in enumerate(texts, 1)]))
+        return list(task.from_texts([(f"--text {number}", text) for number, text in enumerate(texts, 1)]))
     if files and STANDARD_INPUT not in files:
-        return predictor.read(files, labelled=False)
+        return task.read(files, labelled=False)
     if files[1:]:
         raise InputError(f"{STANDARD_INPUT} stands for standard input, which is read alone.")
     if not files and sys.stdin.isatty():
@@ -223,66 +228,66 @@ def items_of(predictor: Predictor, files: Sequence[str]) -> list:
     found = [(f"standard input:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise InputError("Standard input is empty: there is nothing to predict.")
-    return list(predictor.from_texts(found))
+    return list(task.from_texts(found))
 
 
-def predicted(predictor: Predictor, items: list) -> Iterator[tuple[str, str | dict]]:
+def predicted(task: Task, items: list) -> Iterator[tuple[str, str | dict]]:
     """The answers, in the order and the format of the items: a suffix, and a line or the columns of a table."""
     for start in range(0, len(items), ITEMS):
-        evaluation = predictor.evaluation(items[start : start + ITEMS], False, "predictions")
-        yield from evaluation.predict(predictor.model)
+        evaluation = task.evaluation_of(items[start : start + ITEMS], "predictions", labelled=False)
+        yield from evaluation.predict(task.model)
 
 
 def predict(argv: Sequence[str]) -> None:
-    predictor, files = sorted_out("predict", argv)
-    folder, items = free_folder(predictor, "predictions.*"), items_of(predictor, files)
-    kinds = predictor.kinds(items)
+    task, files = sorted_out("predict", argv)
+    folder, items = free_folder(task, "predictions.*"), items_of(task, files)
+    kinds = task.kinds(items)
     if folder is None and (len(kinds) > 1 or kinds & predictions.BINARY):
         raise InputError(f"Predictions for {', '.join(sorted(kinds))} cannot be printed together: give --output_dir.")
-    rows = list(predicted(predictor, items))
+    rows = list(predicted(task, items))
     if folder is None:
         predictions.print_rows(rows, sys.stdout)
     else:
         paths = predictions.write(rows, folder, "predictions")
-        logger.info(f"{len(items):,} {predictor.WHAT}: {', '.join(map(str, paths))}")
+        logger.info(f"{len(items):,} {task.WHAT}: {', '.join(map(str, paths))}")
 
 
 # Evaluating
 
 
-def labelled_items(predictor: Predictor, files: Sequence[str]) -> list:
+def labelled_items(task: Task, files: Sequence[str]) -> list:
     try:
-        return predictor.read(files, labelled=True)
+        return task.read(files, labelled=True)
     except InputError as error:
         try:
-            predictor.read(files, labelled=False)
+            task.read(files, labelled=False)
         except InputError:
             raise error from None
         raise InputError(f"{error} Figures need labels; `hf-tiny predict` needs none.") from error
 
 
-def baseline_figures(predictor: Predictor, items: list) -> dict[str, Any]:
+def baseline_figures(task: Task, items: list) -> dict[str, Any]:
     """What the run's baseline scores on the items; nothing where the data that it learns from is gone."""
     try:
-        splits = {"train": predictor.train_items(), "eval": items}
+        splits = {"train": task.splits()["train"], "eval": items}
     except InputError as error:
         logger.warning(f"No baseline: it learns from the training data of the run, which cannot be read. {error}")
         return {}
-    say_if_seen(splits, predictor.WHAT)
-    baseline = predictor.baseline(splits)
+    say_if_seen(splits, task.WHAT)
+    baseline = task.baseline(splits)
     figures = {n: value for n, value in baseline.figures["eval"].items() if n not in SAME_FOR_ALL}
     return {"baseline_name": baseline.name, **{f"baseline_{name}": value for name, value in figures.items()}}
 
 
 def evaluate(argv: Sequence[str]) -> None:
-    predictor, files = sorted_out("evaluate", argv)
+    task, files = sorted_out("evaluate", argv)
     if not files:
         raise InputError(f"There is nothing to evaluate on. Usage: {USAGE['evaluate']}")
-    folder, items = free_folder(predictor, "eval_predictions.*", "all_results.json"), labelled_items(predictor, files)
-    evaluation = predictor.evaluation(items, True, "eval")
-    figures = evaluation(predictor.model, Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision="no"))
+    folder, items = free_folder(task, "eval_predictions.*", "all_results.json"), labelled_items(task, files)
+    evaluation = task.evaluation_of(items, "eval", labelled=True)
+    figures = evaluation(task.model, Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision="no"))
     results: dict[str, Any] = {f"eval_{name}": value for name, value in figures.items()}
-    results |= {"eval_samples": len(items), **baseline_figures(predictor, items)}
+    results |= {"eval_samples": len(items), **baseline_figures(task, items)}
     report.print_figures(results)
     print(f"  {report.compare(results)}")
     if folder is not None:

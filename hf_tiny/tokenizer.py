@@ -24,13 +24,7 @@ from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 NEEDED_TOKENS = ("pad_token", "cls_token", "sep_token", "mask_token")
 SEQ2SEQ_TOKENS = {
     "pad_token": "<pad>",
@@ -104,31 +98,26 @@ def train_tokenizer(
     space. Bytes do the same with all white space as it is.
     """
     _check(arguments)
-    normalizer = _normalizer(arguments)
     learns = arguments.tokenizer_model != "bytes"
     sample = _sample(tqdm(texts, desc="Reading text for the tokenizer", unit=" documents"), max_chars) if learns else []
-    alphabet = _alphabet(sample, normalizer, arguments) if learns else []
-    backend = MODELS[arguments.tokenizer_model](sample, normalizer, alphabet, arguments)
+    backend = MODELS[arguments.tokenizer_model](sample, _normalizer(arguments), arguments)
     if learns and backend.get_vocab_size() < arguments.vocab_size:
         logger.warning(
             f"The text fills a vocabulary of {backend.get_vocab_size():,} only, not the {arguments.vocab_size:,} asked for."
         )
-    if arguments.tokenizer_model == "wordpiece":
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]
-        return PreTrainedTokenizerFast(
-            tokenizer_object=backend, model_max_length=model_max_length, model_input_names=inputs, **SPECIAL_TOKENS
-        )
-    # What packs blocks of raw text asks for cls and sep: they are the tokens that begin and end a text.
-    frame = {"cls_token": SEQ2SEQ_TOKENS["bos_token"], "sep_token": SEQ2SEQ_TOKENS["eos_token"]}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=model_max_length,
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        extra_special_tokens=_sentinels(arguments),
-        **{**SEQ2SEQ_TOKENS, "mask_token": AddedToken("<mask>", lstrip=True, special=True)},
-        **frame,
-    )
+    settings: dict = {**SPECIAL_TOKENS, "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    if arguments.tokenizer_model != "wordpiece":
+        settings = {
+            **SEQ2SEQ_TOKENS,
+            "mask_token": AddedToken("<mask>", lstrip=True, special=True),
+            # What packs blocks of raw text asks for cls and sep: they are the tokens that begin and end a text.
+            "cls_token": SEQ2SEQ_TOKENS["bos_token"],
+            "sep_token": SEQ2SEQ_TOKENS["eos_token"],
+            "extra_special_tokens": _sentinels(arguments),
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+        }
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=model_max_length, **settings)
 
 
 def extend_tokenizer(
@@ -143,7 +132,7 @@ def extend_tokenizer(
     old, first = tokenizer.get_vocab(), max(tokenizer.get_vocab().values()) + 1
     sample = _sample(texts, max_chars)
     settings = TokenizerArguments(vocab_size=max(4096, first + count))  # the alphabet may take a third of it
-    own = _train_wordpiece(sample, backend.normalizer, _alphabet(sample, backend.normalizer, settings), settings)
+    own = _train_wordpiece(sample, backend.normalizer, settings)
     uses = Counter()
     for text in sample:
         uses.update(own.encode(text, add_special_tokens=False).tokens)
@@ -152,20 +141,9 @@ def extend_tokenizer(
         logger.warning(f"--extend_vocab {count}: the text has only {len(new)} pieces that are not in the vocabulary.")
     state["model"]["vocab"] |= {piece: first + number for number, piece in enumerate(new)}
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
-    return {piece: _pieces(piece, old, tokenizer.unk_token_id) for piece in new}
-
-
-def _pieces(word: str, vocabulary: dict[str, int], unknown: int) -> list[int]:
-    """The longest piece that fits, again and again, as WordPiece does; "##" marks the inside of a word."""
-    found = []
-    while word not in ("", "##"):
-        fitting = (end for end in range(len(word), 0, -1) if word[:end] in vocabulary and word[:end] != "##")
-        end = next(fitting, 0)
-        if not end:
-            return [unknown]
-        found.append(vocabulary[word[:end]])
-        word = f"##{word[end:]}"
-    return found
+    # "##ab" is taken apart as if it were a word, so that "##a" fits, but "##" must not.
+    pieces = models.WordPiece({piece: old[piece] for piece in old.keys() - {"##"}}, unk_token=tokenizer.unk_token)
+    return {piece: [part.id for part in pieces.tokenize(piece)] for piece in new}
 
 
 def is_wordpiece(tokenizer: PreTrainedTokenizerFast) -> bool:
@@ -186,61 +164,34 @@ def split_into_characters(tokenizer: PreTrainedTokenizerFast) -> PreTrainedToken
     return tokenizer
 
 
-def _train_wordpiece(
-    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
-) -> Tokenizer:
+def _train_wordpiece(sample: list[str], normalizer: normalizers.Normalizer, arguments: TokenizerArguments) -> Tokenizer:
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    alphabet = _alphabet(sample, normalizer, arguments)
     # The trainer numbers "##x" in the order of a randomly seeded hash map and breaks ties by these numbers.
     # Given first, as if they were special tokens, they get fixed numbers and the training becomes deterministic.
     inner = [f"##{c}" for c in alphabet if len(pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1]
-    special = list(SPECIAL_TOKENS.values())
-    learner = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
-    learner.normalizer, learner.pre_tokenizer = normalizer, pre_tokenizer
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=arguments.vocab_size,
-        special_tokens=special + inner,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-    )
-    learner.train_from_iterator(sample, trainer, length=len(sample))
-    vocabulary = learner.get_vocab(with_added_tokens=True)
-    backend = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS["unk_token"]))
-    backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
+    special, unknown = list(SPECIAL_TOKENS.values()), SPECIAL_TOKENS["unk_token"]
+    learner = _assembled(models.WordPiece(unk_token=unknown), normalizer, pre_tokenizer)
+    vocabulary = _learn(learner, trainers.WordPieceTrainer, special + inner, alphabet, sample, arguments)
+    backend = _assembled(models.WordPiece(vocabulary, unk_token=unknown), normalizer, pre_tokenizer, special)
     backend.decoder = decoders.WordPiece()
-    backend.add_special_tokens(special)
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
+    return _ended(backend, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", ["[CLS]", "[SEP]"])
+
+
+def _train_bpe(sample: list[str], normalizer: normalizers.Normalizer, arguments: TokenizerArguments) -> Tokenizer:
+    learner = _assembled(models.BPE(), normalizer, _words_with_spaces())
+    alphabet = _alphabet(sample, normalizer, arguments)
+    vocabulary = _learn(learner, trainers.BpeTrainer, _special(arguments) + BYTES, alphabet, sample, arguments)
+    merges = [tuple(merge) for merge in json.loads(learner.to_str())["model"]["merges"]]
+    backend = _byte_fallback(vocabulary, merges, normalizer, _words_with_spaces(), arguments)
+    metaspace = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
     return backend
 
 
-def _train_bpe(
-    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
-) -> Tokenizer:
-    special = _special(arguments)
-    learner = Tokenizer(models.BPE())
-    learner.normalizer, learner.pre_tokenizer = normalizer, _words_with_spaces()
-    trainer = trainers.BpeTrainer(
-        vocab_size=arguments.vocab_size,
-        special_tokens=special + BYTES,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-    )
-    learner.train_from_iterator(sample, trainer, length=len(sample))
-    vocabulary = learner.get_vocab(with_added_tokens=True)
-    merges = [tuple(merge) for merge in json.loads(learner.to_str())["model"]["merges"]]
-    return _finished(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True), normalizer, special)
-
-
-def _take_bytes(
-    sample: list[str], normalizer: normalizers.Normalizer, alphabet: list[str], arguments: TokenizerArguments
-) -> Tokenizer:
-    special = _special(arguments)
-    vocabulary = {token: number for number, token in enumerate(special + BYTES)}
-    backend = _finished(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True), normalizer, special)
-    backend.pre_tokenizer = None
+def _take_bytes(sample: list[str], normalizer: normalizers.Normalizer, arguments: TokenizerArguments) -> Tokenizer:
+    vocabulary = {token: number for number, token in enumerate(_special(arguments) + BYTES)}
+    backend = _byte_fallback(vocabulary, [], normalizer, None, arguments)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return backend
 
@@ -253,10 +204,7 @@ def frame(tokenizer: PreTrainedTokenizerFast, ends: bool) -> PreTrainedTokenizer
     not at all. Two texts are parted in either case."""
     first, last = tokenizer.cls_token, tokenizer.sep_token
     end = f" {last}" if ends else ""
-    known = [(first, tokenizer.cls_token_id), (last, tokenizer.sep_token_id)]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first} $A{end}", pair=f"{first} $A {last} $B{end}", special_tokens=known
-    )
+    _ended(tokenizer.backend_tokenizer, f"{first} $A{end}", f"{first} $A {last} $B{end}", [first, last])
     return tokenizer
 
 
@@ -280,16 +228,31 @@ def _words_with_spaces() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([metaspace, pre_tokenizers.Split(Regex(rf"{SPACE}?[^{SPACE}\w\s]+"), "isolated")])
 
 
-def _finished(model: models.Model, normalizer: normalizers.Normalizer, special: list[str]) -> Tokenizer:
-    backend = Tokenizer(model)
-    backend.normalizer, backend.pre_tokenizer = normalizer, _words_with_spaces()
-    metaspace = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
-    backend.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", special=True) for token in special])
+def _learn(learner: Tokenizer, trainer_class, special: list[str], alphabet, sample, arguments) -> dict[str, int]:
+    sizes = {"vocab_size": arguments.vocab_size, "limit_alphabet": len(alphabet)}
+    trainer = trainer_class(special_tokens=special, initial_alphabet=alphabet, **sizes)
+    learner.train_from_iterator(sample, trainer, length=len(sample))
+    return learner.get_vocab(with_added_tokens=True)
+
+
+def _byte_fallback(vocabulary, merges, normalizer, pre_tokenizer, arguments: TokenizerArguments) -> Tokenizer:
+    model = models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True)
+    special = [AddedToken(token, lstrip=token == "<mask>", special=True) for token in _special(arguments)]
     end = SEQ2SEQ_TOKENS["eos_token"]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, backend.token_to_id(end))]
-    )
+    return _ended(_assembled(model, normalizer, pre_tokenizer, special), f"$A {end}", f"$A {end} $B {end}", [end])
+
+
+def _assembled(model: models.Model, normalizer, pre_tokenizer, special: Sequence[str | AddedToken] = ()) -> Tokenizer:
+    backend = Tokenizer(model)
+    backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
+    backend.add_special_tokens(list(special))
+    return backend
+
+
+def _ended(backend: Tokenizer, single: str, pair: str, special: list[str]) -> Tokenizer:
+    """The tokenizer such that special tokens frame a text and a pair of texts."""
+    known = [(token, backend.token_to_id(token)) for token in special]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
     return backend
 
 
@@ -333,9 +296,7 @@ def load_existing(
         raise InputError(f"{option} {name}: no tokenizer could be loaded from there: {error}") from error
     if not tokenizer.is_fast:
         raise InputError(f"{option} {name}: it has no tokenizer.json; only fast tokenizers can be used.")
-    if set(tokenizer.get_vocab()) <= set(
-        tokenizer.all_special_tokens
-    ):  # what transformers makes of a folder without one
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # made by transformers of a folder without one
         raise InputError(f"{option} {name}: there is no tokenizer: all text would be {tokenizer.unk_token}.")
     missing = [token for token in needed_tokens if token not in tokenizer.special_tokens_map]
     if missing:
@@ -348,17 +309,17 @@ def load_existing(
 
 
 def _normalizer(arguments: TokenizerArguments) -> normalizers.Normalizer:
-    steps = [UNICODE_FORMS[arguments.unicode_form]()]
-    if arguments.tokenizer_model == "wordpiece":
-        steps.append(normalizers.BertNormalizer(strip_accents=False, lowercase=arguments.lowercase))
-    else:
-        if arguments.tokenizer_model != "bytes":
-            steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-        steps += [normalizers.Lowercase()] * arguments.lowercase
+    lower = [normalizers.Lowercase()] * arguments.lowercase
+    own: dict[str, list] = {
+        "wordpiece": [normalizers.BertNormalizer(strip_accents=False, lowercase=arguments.lowercase)],
+        "bpe": [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(), *lower],
+        "bytes": lower,
+    }
+    steps = own[arguments.tokenizer_model]
     if arguments.strip_accents:
         # NFD also takes Hangul syllables apart; NFC puts them together again.
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
-    return normalizers.Sequence(steps)
+    return normalizers.Sequence([UNICODE_FORMS[arguments.unicode_form](), *steps])
 
 
 def _sample(texts: Iterable[str], max_chars: int) -> list[str]:
@@ -385,10 +346,9 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
         for normalized in normalizer.normalize_str(character).replace(" ", ""):
             counts[normalized] += count
     kept = sorted(counts, key=lambda character: (-counts[character], character))[: arguments.vocab_size // 3]
-    total = counts.total()
-    if not total:
+    if not counts:
         raise InputError("The corpus has no text to train a tokenizer on. Check --train_file.")
-    covered = sum(counts[character] for character in kept) / total
+    covered = sum(counts[character] for character in kept) / counts.total()
     if covered < 0.98:
         raise InputError(
             f"--vocab_size {arguments.vocab_size} is too small: a third of it ({len(kept)}) covers only {covered:.0%} "

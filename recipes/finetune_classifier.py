@@ -11,23 +11,9 @@ begin(__name__, __file__)  # before the imports below, which take seconds
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transformers import AutoModelForSequenceClassification
-
 from hf_tiny.arguments import flag
-from hf_tiny.data.splits import find_labels
-from hf_tiny.data.windows import CollateWindows
-from hf_tiny.start import check, start_model, start_tokenizer
-from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
-from hf_tiny.tasks.classify import (
-    ClassifyArguments,
-    balanced_weights,
-    is_regression,
-    read_texts,
-    text_baseline,
-    text_card,
-    text_evaluation,
-    text_features,
-)
+from hf_tiny.tasks import FinetuneConfig, fine_tune
+from hf_tiny.tasks.classify import ClassifyArguments, TextTask
 from hf_tiny.train import run
 
 
@@ -46,30 +32,7 @@ class Recipe(ClassifyArguments, FinetuneConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    check(recipe)
-    texts = read_texts(recipe)
-    labels = None if is_regression(texts, recipe) else find_labels(texts)
-
-    def training_texts() -> list[str]:
-        return [part for text in texts["train"] for part in text.texts]
-
-    tokenizer = start_tokenizer(recipe, training_texts)
-    names = label_names(labels, several=texts["train"][0].several is not None)
-    model = start_model(recipe, AutoModelForSequenceClassification, tokenizer, texts=training_texts, **names)
-    weights = balanced_weights(texts["train"], labels, model, recipe)
-    return fine_tune(
-        recipe,
-        model,
-        tokenizer,
-        {
-            split: text_features(part, tokenizer, labels, recipe, weights if split == "train" else None)
-            for split, part in texts.items()
-        },
-        CollateWindows(tokenizer.pad_token_id),
-        lambda split, batches: text_evaluation(batches, texts[split], labels, split, recipe),
-        text_card(recipe, texts, labels),
-        lambda: text_baseline(texts, labels),
-    )
+    return fine_tune(recipe, TextTask)
 
 
 if __name__ == "__main__":

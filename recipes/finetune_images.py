@@ -13,27 +13,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
-from hf_tiny.baselines import BaselineArguments, BaselineScores
-from hf_tiny.callbacks import EMA
-from hf_tiny.data.augment import Augment
-from hf_tiny.data.images import ImageBatches, ImageData, read_images
-from hf_tiny.data.splits import find_labels
+from hf_tiny.baselines import BaselineArguments
 from hf_tiny.models import SIZES, HfTinyViTConfig
-from hf_tiny.start import IMAGE_CLASSIFIER, TransferArguments, check, prepare
-from hf_tiny.tasks.images import (
-    ClassifyImages,
-    ImageEvaluation,
-    ImageTaskArguments,
-    image_baseline,
-    image_card,
-    image_size,
-    start_classifier,
-    start_config,
-    start_mix,
-    start_patches,
-    start_processor,
-)
-from hf_tiny.train import TrainConfig, run, train
+from hf_tiny.start import TransferArguments
+from hf_tiny.tasks import fine_tune
+from hf_tiny.tasks.images import ImageTask, ImageTaskArguments
+from hf_tiny.train import TrainConfig, run
 
 LITTLE = {"learning_rate": 1e-3, "random_shift": 0.1, "ema": 0.99}
 PAPER = {"per_device_train_batch_size": 256, "learning_rate": 5e-4, "num_train_epochs": 100.0, "randaugment": 2,
@@ -72,42 +57,7 @@ class Recipe(ImageTaskArguments, TransferArguments, BaselineArguments, TrainConf
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    check(recipe, IMAGE_CLASSIFIER)
-    images = read_images(recipe, labelled=True)
-    labels = find_labels(images)
-    changes = {"drop_path_rate": recipe.drop_path_rate, "label_smoothing": recipe.label_smoothing}
-    config = start_config(recipe, images["train"], least_patch=4, **changes)
-    sizes = (image_size(config), config.num_channels, labels, recipe.skip_bad_images)
-    data = {split: ImageData(part, *sizes) for split, part in images.items()}
-    processor = start_processor(recipe, config, data["train"])
-    model = start_classifier(recipe, config, labels)
-    groups, callbacks = prepare(model, recipe)
-    if recipe.baseline:
-        callbacks.append(BaselineScores(lambda: image_baseline(data)))
-    changed = ClassifyImages(processor, recipe.seed, Augment(recipe), start_mix(recipe, model.config, labels))
-    plain = ClassifyImages(processor, recipe.seed)
-    start_patches(recipe, model, data["train"], plain)
-    judges = {
-        split: ImageEvaluation(
-            ImageBatches(data[split], plain, recipe.per_device_eval_batch_size, recipe.seed, False),
-            labels,
-            split,
-            model,
-        )
-        for split in data
-        if split != "train"
-    }
-    return train(
-        model,
-        ImageBatches(data["train"], changed, recipe.per_device_train_batch_size, recipe.seed),
-        recipe,
-        evaluate=judges["validation"],
-        test=judges.get("test"),
-        groups=groups,
-        callbacks=[*([EMA(recipe.ema)] if recipe.ema else []), *callbacks],  # before adapters are merged
-        processor=processor,
-        card=image_card(recipe, labels),
-    )
+    return fine_tune(recipe, ImageTask)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
-from hf_tiny.data.splits import find_labels
-from hf_tiny.data.windows import CollateWindows
-from hf_tiny.start import check, start_model, start_tokenizer
-from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
-from hf_tiny.tasks.parse import (
-    ABOUT,
-    LinkEvaluation,
-    LinkingOn,
-    ParseArguments,
-    link_baseline,
-    link_card,
-    link_features,
-    read_trees,
-)
+from hf_tiny.tasks import FinetuneConfig, fine_tune
+from hf_tiny.tasks.parse import LinkTask, ParseArguments
 from hf_tiny.train import run
 
 
@@ -44,27 +32,7 @@ class Recipe(ParseArguments, FinetuneConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    check(recipe)
-    trees = read_trees(recipe)
-    labels = find_labels(trees, open_ended=True)  # treebanks have rare relations
-
-    def training_texts() -> list[str]:
-        return [" ".join(tree.words) for tree in trees["train"]]
-
-    tokenizer = start_tokenizer(recipe, training_texts)
-    model = start_model(
-        recipe, LinkingOn, tokenizer, texts=training_texts, tree=recipe.task == "parse", **label_names(labels)
-    )
-    return fine_tune(
-        recipe,
-        model,
-        tokenizer,
-        {split: link_features(part, tokenizer, labels, recipe) for split, part in trees.items()},
-        CollateWindows(tokenizer.pad_token_id, ABOUT),
-        lambda split, batches: LinkEvaluation(batches, trees[split], labels, split, recipe.task),
-        link_card(recipe, trees, labels),
-        lambda: link_baseline(trees, recipe.task),
-    )
+    return fine_tune(recipe, LinkTask)
 
 
 if __name__ == "__main__":

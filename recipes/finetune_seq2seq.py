@@ -13,28 +13,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
-from hf_tiny.baselines import BaselineArguments, BaselineScores
-from hf_tiny.callbacks import AverageCheckpoints, Callback
-from hf_tiny.data.batches import BucketedBatches
+from hf_tiny.baselines import BaselineArguments
 from hf_tiny.errors import InputError
 from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
-from hf_tiny.start import ENCODER_DECODER, StartArguments, check, start_tokenizer
-from hf_tiny.tasks import log_texts
-from hf_tiny.tasks.translate import (
-    SIDES,
-    BpeDropout,
-    CollatePairs,
-    PairArguments,
-    PairEvaluation,
-    copied_share,
-    pair_baseline,
-    pair_card,
-    pair_features,
-    read_pairs,
-    start_encoder_decoder,
-)
+from hf_tiny.start import StartArguments
+from hf_tiny.tasks import fine_tune
+from hf_tiny.tasks.translate import PairArguments, PairTask
 from hf_tiny.tokenizer import TokenizerArguments
-from hf_tiny.train import TrainConfig, run, train
+from hf_tiny.train import TrainConfig, run
 
 PAPER = {"warmup_steps": 4000.0, "max_tokens": 25_000, "vocab_size": 37_000, "max_steps": 100_000}
 
@@ -71,47 +57,12 @@ class Recipe(PairArguments, StartArguments, BaselineArguments, TokenizerArgument
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    check(recipe, ENCODER_DECODER)
-    count, seed = recipe.average_checkpoints, recipe.seed
-    if recipe.load_best_model_at_end and count > 1:
+    if recipe.load_best_model_at_end and recipe.average_checkpoints > 1:
         raise InputError(
-            f"--load_best_model_at_end and --average_checkpoints {count}: the finished model is the best or a mean. Give "
-            "--average_checkpoints 1 for the best."
+            f"--load_best_model_at_end and --average_checkpoints {recipe.average_checkpoints}: the finished model is the best or "
+            "a mean. Give --average_checkpoints 1 for the best."
         )
-    pairs = read_pairs(recipe)
-    texts = [text for pair in pairs["train"] for text in (pair.source, pair.target)]
-    tokenizer = start_tokenizer(recipe, lambda: texts, kind=ENCODER_DECODER)
-    features = {split: pair_features(part, tokenizer, recipe) for split, part in pairs.items()}
-    settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}
-    model = start_encoder_decoder(recipe, tokenizer, copied_share(features["train"]), lambda: texts, **settings)
-    log_texts(tokenizer, features["train"], SIDES)
-    collate = CollatePairs(tokenizer.pad_token_id)
-
-    def batches(split: str, size: int, vary=None) -> BucketedBatches:
-        train_split = split == "train"
-        return BucketedBatches(features[split], collate, size, recipe.max_tokens, seed, train_split, SIDES, vary)
-
-    judges = {
-        split: PairEvaluation(
-            batches(split, recipe.per_device_eval_batch_size), pairs[split], split, model, tokenizer,
-            num_beams=recipe.num_beams, max_new_tokens=recipe.max_target_length, length_penalty=recipe.length_penalty,
-        )
-        for split in pairs if split != "train"
-    }  # fmt: skip
-    dropout = BpeDropout(pairs["train"], tokenizer, recipe) if recipe.bpe_dropout else None
-    callbacks: list[Callback] = [AverageCheckpoints(recipe.output_dir, count)] if count > 1 else []
-    if recipe.baseline:
-        callbacks.append(BaselineScores(lambda: pair_baseline(pairs)))
-    return train(
-        model,
-        batches("train", recipe.per_device_train_batch_size, dropout),
-        recipe,
-        evaluate=judges["validation"],
-        test=judges.get("test"),
-        callbacks=callbacks,
-        processor=tokenizer,
-        card=pair_card(recipe, pairs["validation"][0].source, recipe.data_name("dates in English and Korean")),
-    )
+    return fine_tune(recipe, PairTask)
 
 
 if __name__ == "__main__":

@@ -10,24 +10,9 @@ begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
 
-from transformers import AutoModelForTokenClassification
-
 from hf_tiny.arguments import flag
-from hf_tiny.data.splits import find_labels
-from hf_tiny.data.windows import CollateWindows
-from hf_tiny.start import check, start_model, start_tokenizer
-from hf_tiny.tasks import FinetuneConfig, fine_tune, label_names
-from hf_tiny.tasks.tag import (
-    ABOUT,
-    TagArguments,
-    TagEvaluation,
-    note_unit,
-    read_sentences,
-    tag_baseline,
-    tag_card,
-    tag_features,
-    tag_tokenizer,
-)
+from hf_tiny.tasks import FinetuneConfig, fine_tune
+from hf_tiny.tasks.tag import TagArguments, TagTask
 from hf_tiny.train import run
 
 
@@ -39,28 +24,7 @@ class Recipe(TagArguments, FinetuneConfig):
 
 
 def main(recipe: Recipe) -> dict[str, float]:
-    check(recipe)
-    sentences = read_sentences(recipe)
-    labels = find_labels(sentences, recipe.open_ended)
-
-    def training_texts() -> list[str]:
-        return [sentence.tokenized_text for sentence in sentences["train"]]
-
-    tokenizer = start_tokenizer(recipe, training_texts)
-    tokenizer = tag_tokenizer(tokenizer, sentences["train"], recipe)
-    names = label_names(labels)
-    model = start_model(recipe, AutoModelForTokenClassification, tokenizer, texts=training_texts, **names)
-    note_unit(model, sentences["train"])
-    return fine_tune(
-        recipe,
-        model,
-        tokenizer,
-        {split: tag_features(part, tokenizer, labels, recipe) for split, part in sentences.items()},
-        CollateWindows(tokenizer.pad_token_id, ABOUT),
-        lambda split, batches: TagEvaluation(batches, sentences[split], labels, split, recipe.field),
-        tag_card(recipe, sentences, labels),
-        lambda: tag_baseline(sentences, labels),
-    )
+    return fine_tune(recipe, TagTask)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from typing import ClassVar
 
 from hf_tiny.arguments import flag
 from hf_tiny.callbacks import CollapseWarning
-from hf_tiny.data.batches import Batches
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.masking import MaskTokens
 from hf_tiny.hub import Card
 from hf_tiny.models import SIZES, HfTinyElectraConfig
-from hf_tiny.tasks.pretrain import ElectraArguments, ElectraEvaluation, start_electra, start_objective
+from hf_tiny.tasks.pretrain import ElectraArguments, ElectraEvaluation, pretrain, start_electra, start_objective
 from hf_tiny.tokenizer import TokenizerArguments, load_tokenizer
-from hf_tiny.train import TrainConfig, run, train
+from hf_tiny.train import TrainConfig, run
 
 PAPER = {"warmup_steps": 10_000.0, "vocab_size": 30522}
 
@@ -56,18 +55,16 @@ def main(recipe: Recipe) -> dict[str, float]:
     model, tokenizer, callbacks = start_electra(
         recipe, corpus, lambda: load_tokenizer(recipe, corpus.documents, corpus.fingerprint, model_max_length=length)
     )
-    mask = MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed)
-    batches, held_out = corpus.batches(recipe, tokenizer, mask)
-    held_out_batches = Batches(held_out, mask, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     groups, stages = start_objective(model, recipe)
-    return train(
-        model,
-        batches,
+    return pretrain(
         recipe,
-        evaluate=ElectraEvaluation(held_out_batches, model.config.discriminator_weight),
+        corpus,
+        model,
+        tokenizer,
+        MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed),
+        lambda held_out: ElectraEvaluation(held_out, model.config.discriminator_weight),
         groups=groups,
         callbacks=[*callbacks, CollapseWarning(), stages],
-        processor=tokenizer,
         card=Card(pipeline_tag="fill-mask", data=recipe.corpus_name),
     )
 

@@ -11,19 +11,19 @@ begin(__name__, __file__)  # before the imports below, which take seconds
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM
 from hf_tiny.arguments import flag
-from hf_tiny.data.batches import Batches
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.masking import MaskTokens, NextTokens
 from hf_tiny.hub import Card
 from hf_tiny.models import SIZES
 from hf_tiny.start import InitArguments
-from hf_tiny.tasks.pretrain import TokenEvaluation, start_from_corpus
+from hf_tiny.tasks.pretrain import TokenEvaluation, pretrain, start_from_corpus
 from hf_tiny.tokenizer import TokenizerArguments, frame, load_tokenizer, token_bytes
-from hf_tiny.train import TrainConfig, run, train
+from hf_tiny.train import TrainConfig, run
 
 OBJECTIVES = {
     "causal": (HfTinyReformerForCausalLM, "text-generation"),
@@ -74,11 +74,9 @@ def main(recipe: Recipe) -> dict[str, float]:
     model = model_class(model_config(recipe, tokenizer))
     start_from_corpus(recipe, model, tokenizer, corpus)
     collate = NextTokens(tokenizer) if causal else MaskTokens(tokenizer, recipe.mlm_probability, recipe.seed)
-    batches, held_out = corpus.batches(recipe, tokenizer, collate)
-    held_out_batches = Batches(held_out, collate, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
-    evaluate = TokenEvaluation(held_out_batches, token_bytes(tokenizer))
     card = Card(pipeline_tag=task, data=recipe.corpus_name, mask=tokenizer.mask_token)
-    return train(model, batches, recipe, evaluate=evaluate, processor=tokenizer, card=card)
+    evaluation = partial(TokenEvaluation, token_bytes=token_bytes(tokenizer))
+    return pretrain(recipe, corpus, model, tokenizer, collate, evaluation, card=card)
 
 
 def model_config(recipe: Recipe, tokenizer) -> HfTinyReformerConfig:

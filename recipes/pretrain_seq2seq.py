@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tiny.arguments import flag
-from hf_tiny.data.batches import Batches
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.masking import SpanCorruption, TextInfilling
 from hf_tiny.models import SIZES, HfTinySeq2SeqConfig
 from hf_tiny.start import ENCODER_DECODER, StartArguments, check, start_tokenizer
-from hf_tiny.tasks.pretrain import start_from_corpus
+from hf_tiny.tasks.pretrain import pretrain, start_from_corpus
 from hf_tiny.tasks.translate import DenoisingEvaluation, pair_card, start_encoder_decoder
 from hf_tiny.tokenizer import TokenizerArguments
-from hf_tiny.train import TrainConfig, run, train
+from hf_tiny.train import TrainConfig, run
 
 OBJECTIVES = {"infilling": TextInfilling, "spans": SpanCorruption}  # BART's and T5's
 PAPER = {"per_device_train_batch_size": 128, "max_seq_length": 512, "vocab_size": 37_000, "warmup_steps": 10_000.0}
@@ -57,15 +56,13 @@ def main(recipe: Recipe) -> dict[str, float]:
     corpus = Corpus(recipe, recipe.seed)
     tokenizer = start_tokenizer(recipe, corpus.documents, corpus.fingerprint, kind=ENCODER_DECODER)
     damage = OBJECTIVES[recipe.objective](tokenizer, recipe.seed)
-    batches, held_out = corpus.batches(recipe, tokenizer, damage)
-    held_out_batches = Batches(held_out, damage, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False)
     dropout = recipe.hidden_dropout_prob
     copied = 1 - damage.noise_density if recipe.objective == "infilling" else 0.0  # spans are what is not there
     model = start_encoder_decoder(recipe, tokenizer, copied, hidden_dropout_prob=dropout, label_smoothing=0.0)
     start_from_corpus(recipe, model, tokenizer, corpus)
     gap = tokenizer.mask_token if recipe.objective == "infilling" else "<extra_id_0>"
     card = pair_card(recipe, f"Return the {gap} of the list.", recipe.corpus_name)
-    return train(model, batches, recipe, evaluate=DenoisingEvaluation(held_out_batches), processor=tokenizer, card=card)
+    return pretrain(recipe, corpus, model, tokenizer, damage, DenoisingEvaluation, card=card)
 
 
 if __name__ == "__main__":

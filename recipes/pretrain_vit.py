@@ -16,12 +16,13 @@ from hf_tiny.arguments import flag
 from hf_tiny.data.augment import Augment
 from hf_tiny.data.images import ImageBatches, ImageData, read_images
 from hf_tiny.data.masking import MaskPatches
+from hf_tiny.hub import Card
 from hf_tiny.models import SIZES, HfTinyViTConfig
 from hf_tiny.start import IMAGE_CLASSIFIER, StartArguments, check
 from hf_tiny.tasks.images import (
+    ImageTask,
     ImageTaskArguments,
     MaskedImageEvaluation,
-    image_card,
     image_size,
     start_config,
     start_masked,
@@ -75,7 +76,8 @@ def main(recipe: Recipe) -> dict[str, float]:
     batches = ImageBatches(data["train"], mask, recipe.per_device_train_batch_size, recipe.seed)
     held_out = ImageBatches(data["validation"], masked, recipe.per_device_eval_batch_size, recipe.seed, False)
     evaluate = MaskedImageEvaluation(held_out, model)
-    return train(model, batches, recipe, evaluate=evaluate, processor=processor, card=image_card(recipe, None))
+    card = Card(template="vit", pipeline_tag="image-feature-extraction", data=recipe.data_name(ImageTask.BUILTIN))
+    return train(model, batches, recipe, evaluate=evaluate, processor=processor, card=card)
 
 
 if __name__ == "__main__":

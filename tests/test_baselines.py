@@ -9,11 +9,11 @@ from fixtures.finetuning import finish, make_home, run
 from hf_tiny import baselines, report
 from hf_tiny.data.conllu import Sentence
 from hf_tiny.data.images import ImageData, LabelledImage
-from hf_tiny.tasks.classify import Text, text_baseline
-from hf_tiny.tasks.embed import TextPair, embed_baseline
+from hf_tiny.tasks.classify import ClassifyArguments, Text, TextTask
+from hf_tiny.tasks.embed import EmbedArguments, EmbedTask, TextPair
 from hf_tiny.tasks.images import image_baseline
-from hf_tiny.tasks.parse import link_baseline
-from hf_tiny.tasks.tag import tag_baseline
+from hf_tiny.tasks.parse import LinkTask, ParseArguments
+from hf_tiny.tasks.tag import TagArguments, TagTask
 
 
 def texts(rows: list[tuple]) -> list[Text]:
@@ -23,13 +23,15 @@ def texts(rows: list[tuple]) -> list[Text]:
 def test_characters_or_words_are_chosen_by_folds():
     stems = ["좋", "나쁘"]
     korean = [(f"{stem}{ending}", str(n)) for n, stem in enumerate(stems) for ending in "은던지게구나네요다면서도만큼"]
-    found = text_baseline(
-        {"train": texts(korean), "validation": texts([("좋겠군", "0"), ("나쁘겠군", "1")])}, ["0", "1"]
+    found = TextTask(ClassifyArguments(), labels=["0", "1"]).baseline(
+        {"train": texts(korean), "validation": texts([("좋겠군", "0"), ("나쁘겠군", "1")])}
     )
     assert found.name == "TF-IDF of characters + linear SVM" and found.figures["validation"]["accuracy"] == 1.0
     words = [(f"{x} {y}", str(int((x < "m") == (y < "m")))) for x in "acegnprt" for y in "acegnprt"]
     pairs = [("not good", "0"), ("good", "1"), ("not bad", "1"), ("bad", "0")] * 8
-    found = text_baseline({"train": texts(pairs + words), "validation": texts(pairs), "test": texts(pairs)}, ["0", "1"])
+    found = TextTask(ClassifyArguments(), labels=["0", "1"]).baseline(
+        {"train": texts(pairs + words), "validation": texts(pairs), "test": texts(pairs)}
+    )
     assert found.figures["validation"]["accuracy"] == found.figures["test"]["accuracy"] == 1.0
 
 
@@ -38,20 +40,25 @@ def test_numbers_of_pairs_come_from_their_overlap():
     pairs = [[" ".join(f"word{n}" for n in side) for side in row] for row in rows]
     scores = [len(set(a.split()) & set(b.split())) + 0.5 for a, b in pairs]
     made = [Text(a, b, str(score), "", ".tsv", {}) for (a, b), score in zip(pairs, scores, strict=True)]
-    found = text_baseline({"train": made[:60], "validation": made[60:]}, None)
+    found = TextTask(ClassifyArguments(), labels=None).baseline({"train": made[:60], "validation": made[60:]})
     assert found.name.endswith("ridge regression") and found.figures["validation"]["spearmanr"] > 0.5
 
 
 def test_texts_with_several_labels():
     rows = [("good long", ("x", "y")), ("good", ("x",)), ("long", ("y",)), ("so", ())] * 5
     made = [Text(text, None, "", "", ".jsonl", {}, several) for text, several in rows]
-    found = text_baseline({"train": made, "validation": made[:4]}, ["x", "y"])
+    found = TextTask(ClassifyArguments(), labels=["x", "y"]).baseline({"train": made, "validation": made[:4]})
     assert found.figures["validation"] == {"micro_f1": 1.0, "macro_f1": 1.0, "accuracy": 1.0}
 
 
 def test_too_few_texts_for_folds():
     rows = texts([("a good film", "1"), ("a bad film", "0")])
-    assert text_baseline({"train": rows, "validation": rows}, ["0", "1"]).figures["validation"]["accuracy"] == 1.0
+    assert (
+        TextTask(ClassifyArguments(), labels=["0", "1"])
+        .baseline({"train": rows, "validation": rows})
+        .figures["validation"]["accuracy"]
+        == 1.0
+    )
 
 
 def sentence(words: str, tags: list, heads=()) -> Sentence:
@@ -63,35 +70,46 @@ def test_tags_by_word_then_by_suffix_then_by_majority():
     predict = baselines.fit_tags([[word for word, _ in train]], [[tag for _, tag in train]])
     assert predict(["run", "talking", "ring", "운동"]) == ["V", "V", "N", "N"]
     part = [sentence("run talking x", ["V", "V", None])]
-    found = tag_baseline({"train": [sentence("run walking", ["V", "N"])], "validation": part}, ["N", "V"])
+    found = TagTask(TagArguments(), labels=["N", "V"]).baseline(
+        {"train": [sentence("run walking", ["V", "N"])], "validation": part}
+    )
     assert found.figures["validation"]["accuracy"] == 0.5  # the third word is not scored
 
 
 def test_entities_of_a_baseline_are_whole_ones():
     train = [sentence("in New York", ["O", "B-LOC", "I-LOC"])]
     labels = ["B-LOC", "I-LOC", "O"]
-    found = tag_baseline({"train": train, "validation": train}, labels).figures["validation"]
+    found = TagTask(TagArguments(), labels=labels).baseline({"train": train, "validation": train}).figures["validation"]
     assert found["f1"] == 1.0 and found["accuracy"] == 1.0
 
 
 def test_trees_follow_the_side_that_the_treebank_prefers():
     korean = [sentence("나는 책을 읽었다", ["nsubj", "obj", "root"], [3, 3, 0])]
-    found = link_baseline({"train": korean, "validation": korean}, "parse")
+    found = LinkTask(ParseArguments(task="parse")).baseline({"train": korean, "validation": korean})
     assert found.name == "each word depends on the next one"
     assert found.figures["validation"]["uas"] == pytest.approx(2 / 3)  # 책을 and 읽었다; 나는 is attached to 책을
     assert found.figures["validation"]["las"] == pytest.approx(2 / 3)  # as obj, of which one stands before its head
     subjects = [sentence("갔다 왔다", ["nsubj", "omitted"], [2, 0])]
-    found = link_baseline({"train": subjects, "validation": subjects}, "subject").figures["validation"]
+    found = (
+        LinkTask(ParseArguments(task="subject"))
+        .baseline({"train": subjects, "validation": subjects})
+        .figures["validation"]
+    )
     assert found["subject_accuracy"] == 0.5 and found["omitted_accuracy"] == 1.0
 
 
 def test_embeddings_are_compared_with_cosines():
     same = [TextPair((f"문서 {n} 입니다", f"문서 {n}"), None, "", ".tsv", {}) for n in ("하나", "둘", "셋")]
-    assert embed_baseline({"train": same, "validation": same}).figures["validation"] == {"accuracy": 1.0, "mrr": 1.0}
+    assert EmbedTask(EmbedArguments()).baseline({"train": same, "validation": same}).figures["validation"] == {
+        "accuracy": 1.0,
+        "mrr": 1.0,
+    }
     scored = [
         TextPair(("가나다 라마", other), score, "", ".tsv", {}) for other, score in (("가나다 라마", 5), ("바사", 0))
     ]
-    assert embed_baseline({"train": scored, "validation": scored}).figures["validation"]["pearson"] == pytest.approx(1)
+    assert EmbedTask(EmbedArguments()).baseline({"train": scored, "validation": scored}).figures["validation"][
+        "pearson"
+    ] == pytest.approx(1)
 
 
 def test_images_are_compared_with_their_pixels():

@@ -5,7 +5,7 @@ process or resumed run it appears.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -39,8 +39,7 @@ class Augment:
     """What the flags say, on a batch."""
 
     def __init__(self, arguments: AugmentArguments):
-        names = AugmentArguments.__dataclass_fields__
-        self.settings = {name: value for name, value in asdict(arguments).items() if name in names}
+        self.settings = {name: vars(arguments)[name] for name in AugmentArguments.__dataclass_fields__}
         self.width = 6 + NUMBERS_OF_OPERATION * arguments.randaugment  # numbers for each image
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hf_tiny.errors import InputError
 
@@ -89,15 +90,20 @@ class Batches(Source):
     def __init__(
         self, data: Dataset, collate: Callable[[dict, int], Batch], batch_size: int, seed: int, shuffle: bool = True
     ):
-        self.data = data.with_format("numpy")
         self.collate, self.batch_size, self.seed, self.shuffle = collate, batch_size, seed, shuffle
-        self.fingerprint = f"{_digest(data)}, {collate}"
+        self.fingerprint = f"{self._open(data)}, {collate}"
         say_if_few(len(data), batch_size * shuffle)
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+        self._epoch, self._order = -1, np.arange(len(data))
+
+    def _open(self, data: Dataset) -> str:
+        """Its digest, of the number of rows and of some of them: it stays the same when the files behind the data are
+        moved."""
+        self.data = data.with_format("numpy")
         self._mapped = {path: os.stat(path) for path in (file["filename"] for file in data.cache_files)}
+        rows = data.with_format(None)[np.linspace(0, len(data) - 1, min(len(data), 256), dtype=int).tolist()]
+        return f"{len(data)} rows {hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}"
 
     def __len__(self) -> int:
-        """Micro-batches per epoch."""
         return -(-len(self.data) // self.batch_size)
 
     def __getitem__(self, index: int) -> Batch:
@@ -120,9 +126,7 @@ class Batches(Source):
                     )
 
     def _row(self, epoch: int, place: int) -> int:
-        if not self.shuffle:
-            return place
-        if epoch != self._epoch:
+        if self.shuffle and epoch != self._epoch:
             self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
         return self._order[place]
 
@@ -212,34 +216,28 @@ class BucketedBatches(Source):
         return [*batches, samples[start:]]
 
 
-def _digest(data: Dataset) -> str:
-    """Of the number of rows and of some of them: it stays the same when the files behind the data are moved."""
-    rows = data.with_format(None)[np.linspace(0, len(data) - 1, min(len(data), 256), dtype=int).tolist()]
-    return f"{len(data)} rows {hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}"
-
-
 # Pairs of a source and a target: a translation, or a damaged text and what a decoder has to write
 
 
 def pair_batch(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], pad_token_id: int) -> Batch:
     """Counted are the target's tokens, by which the loss is divided, and the tokens of both sides."""
-    sizes = torch.tensor([len(source) for source in sources])
     items = sum(map(len, targets))
     return {
         "input_ids": pad_right(sources, pad_token_id),
-        "attention_mask": (torch.arange(int(sizes.max())) < sizes[:, None]).long(),
+        "attention_mask": attention_mask(sources),
         "labels": pad_right(targets, -100),
-        "num_items_in_batch": torch.tensor([items, int(sizes.sum()) + items]),
+        "num_items_in_batch": torch.tensor([items, sum(map(len, sources)) + items]),
     }
 
 
 def pad_right(arrays: Sequence[np.ndarray], value: int) -> Tensor:
     """The arrays one below the other, filled up on the right."""
-    longest = max(map(len, arrays))
-    padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), value, dtype=arrays[0].dtype)
-    for row, array in zip(padded, arrays, strict=True):
-        row[: len(array)] = array
-    return torch.from_numpy(padded)
+    return pad_sequence(list(map(torch.from_numpy, arrays)), batch_first=True, padding_value=value)
+
+
+def attention_mask(arrays: Sequence[np.ndarray]) -> Tensor:
+    """1 where the arrays are, when padded, and 0 where they are filled up."""
+    return pad_right([np.ones(len(array), dtype=np.int64) for array in arrays], 0)
 
 
 # One step ahead

@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -33,23 +33,29 @@ def place(kind: str, key: str) -> Path:
 
 def kept(target: Path, make: Callable[[Path], object]) -> Path:
     """A file or folder of the cache. When it is missing or damaged, which is said, `make(draft)` writes it."""
-    if damage := damage_of(target):
-        if target.exists():
-            logger.warning(f"{target} is damaged ({damage}): it is made again.")
+    if not is_whole(target):
         write(target, make)
     return target
+
+
+def is_whole(target: Path) -> bool:
+    """Whether it is there and not damaged; if it is, says so."""
+    damage = damage_of(target)
+    if damage and target.exists():
+        logger.warning(f"{target} is damaged ({damage}): it is made again.")
+    return not damage
 
 
 def write(target: Path, make: Callable[[Path], object]) -> None:
     """Complete or absent: what `make(draft)` writes is on the disk, with its checksums, before it gets its name."""
     draft = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-    with _writable(target.parent):
+    advice = "Free some space, or set HF_DATASETS_CACHE to a folder that can be written."
+    with _usable(target.parent, "written", advice):
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target)
         try:
             make(draft)
-            inside = [path for path in (draft, *draft.rglob("*")) if path.is_file()]
-            for path in inside:
+            for path in [path for path in (draft, *draft.rglob("*")) if path.is_file()]:
                 _write_checksum(path)
             if draft.is_dir():
                 _replace_folder(draft, target)
@@ -58,8 +64,8 @@ def write(target: Path, make: Callable[[Path], object]) -> None:
                 os.replace(_checksum(draft), _checksum(target))
             _sync(target.parent)
         finally:
-            for rest in (draft, _checksum(draft)):
-                shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
+            _remove(draft)
+            _remove(_checksum(draft))
 
 
 def _sweep(target: Path) -> None:
@@ -67,7 +73,11 @@ def _sweep(target: Path) -> None:
     for draft in target.parent.glob(f".{target.name}-*"):
         with suppress(OSError):
             if time.time() - draft.stat().st_mtime > ABANDONED:
-                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+                _remove(draft)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _replace_folder(draft: Path, target: Path) -> None:
@@ -129,28 +139,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def readable(folder: Path) -> AbstractContextManager:
+    """For what was whole a moment ago."""
+    return _usable(folder, "read", "Try again; if it stays so, set HF_DATASETS_CACHE to a folder on another disk.")
+
+
 @contextmanager
-def _writable(folder: Path) -> Iterator[None]:
+def _usable(folder: Path, how: str, advice: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, OSError) and "(os error " not in str(
-            error
-        ):  # tokenizers says it with a bare Exception
+        by_tokenizers = "(os error " in str(error)  # which says it with a bare Exception
+        if not isinstance(error, OSError | BadZipFile) and not by_tokenizers:  # numpy makes the second of the first
             raise
-        raise InputError(
-            f"{folder}: the cache cannot be written ({error}). Free some space, or set HF_DATASETS_CACHE to a folder that "
-            "can be written."
-        ) from error
-
-
-@contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """For what was whole a moment ago."""
-    try:
-        yield
-    except (OSError, BadZipFile) as error:  # the second is what numpy's files make of the first
-        raise InputError(
-            f"{folder}: the cache cannot be read ({error}). Try again; if it stays so, set HF_DATASETS_CACHE to a folder on "
-            "another disk."
-        ) from error
+        raise InputError(f"{folder}: the cache cannot be {how} ({error}). {advice}") from error

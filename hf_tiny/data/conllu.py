@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from hf_tiny.data import sources
 from hf_tiny.data.encoding import Decoding
@@ -95,15 +96,9 @@ def raw_text(rows: list[list[str]]) -> tuple[str, list[int]]:
 
 def blocks(lines: Iterator[tuple[int, str]]) -> Iterator[NumberedLines]:
     """The sentences of a file: runs of lines with a blank line between."""
-    block = []
-    for number, line in lines:
-        if line.strip():
-            block.append((number, line))
-        elif block:
-            yield block
-            block = []
-    if block:
-        yield block
+    for blank, block in groupby(lines, lambda numbered: not numbered[1].strip()):
+        if not blank:
+            yield list(block)
 
 
 def words(block: NumberedLines, path: str, layout: tuple[int, ...] = LAYOUTS[TREEBANK]) -> list[list[str]]:
@@ -220,13 +215,9 @@ _MERGED = {
     "ㄳ": "ㄱㅅ", "ㄵ": "ㄴㅈ", "ㄶ": "ㄴㅎ", "ㄺ": "ㄹㄱ", "ㄻ": "ㄹㅁ", "ㄼ": "ㄹㅂ", "ㄽ": "ㄹㅅ", "ㄾ": "ㄹㅌ",
     "ㄿ": "ㄹㅍ", "ㅀ": "ㄹㅎ", "ㅄ": "ㅂㅅ",
 }  # fmt: skip
-_INITIAL = "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ"  # in the order of U+1100
-_MEDIAL = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"  # U+1161
-_FINAL = "ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ"  # U+11A8
-_JAMO = {
-    chr(first + place): letter
-    for first, letters in ((0x1100, _INITIAL), (0x1161, _MEDIAL), (0x11A8, _FINAL))
-    for place, letter in enumerate(letters)
+_JAMO = {  # such as "HANGUL JONGSEONG KIYEOK", which ends a syllable: "HANGUL LETTER KIYEOK"
+    jamo: unicodedata.lookup(f"HANGUL LETTER {unicodedata.name(jamo).split(maxsplit=2)[2]}")
+    for jamo in map(chr, (*range(0x1100, 0x1113), *range(0x1161, 0x1176), *range(0x11A8, 0x11C3)))
 }
 
 

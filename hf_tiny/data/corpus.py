@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import ClassVar
 
 import datasets
 import numpy as np
@@ -30,6 +29,7 @@ from hf_tiny.data import builtin, cache, packing, sources, statistics
 from hf_tiny.data.batches import Batch, Batches, Source
 from hf_tiny.data.encoding import Decoding, EncodingArguments
 from hf_tiny.data.packing import Packing, Reading, Shard
+from hf_tiny.data.splits import DataArguments
 from hf_tiny.data.stream import Mixture, StreamedBatches, first_blocks
 from hf_tiny.data.workers import workers
 from hf_tiny.errors import InputError
@@ -44,17 +44,10 @@ FEW_DOCUMENTS = 100  # With fewer, what is held out is not whole documents.
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusArguments(EncodingArguments):
+class CorpusArguments(DataArguments, EncodingArguments):
     """Which text, and how it becomes blocks. With neither files nor a dataset the built-in corpus is used."""
 
-    GROUP: ClassVar[str] = "data"
-
     train_file: list[str] | None = flag(None, f"Files, folders or globs of {', '.join(SUPPORTED)}, each also .gz.")
-    validation_file: list[str] | None = flag(
-        None, "The same for held-out text; without it a part of the corpus is held out."
-    )
-    dataset_name: str | None = flag(None, "A dataset on the Hub, or a folder of one.")
-    dataset_config_name: str | None = flag(None, "Its configuration.")
     text_column: str = flag("text", "The column of a table that holds the text.")
     sample_by: str = flag(
         "line", "What is a document in a text file: a line, a paragraph, or document (all).", choices=packing.SAMPLE_BY
@@ -95,10 +88,11 @@ class Corpus:
             raise InputError("Give --train_file or --dataset_name, not both.")
         if arguments.validation_file and not (arguments.train_file or arguments.dataset_name):
             raise InputError("--validation_file needs --train_file or --dataset_name beside it.")
-        shards, validation_shards = _split_shards(arguments)
+        splits = _split_shards(arguments)
+        shards, held_out = splits["train"], splits.get("validation")
         reading = Reading(arguments.text_column, arguments.sample_by, arguments.decoding)
-        if validation_shards:
-            return {"train": (shards, reading), "validation": (validation_shards, reading)}
+        if held_out:
+            return {"train": (shards, reading), "validation": (held_out, reading)}
         starts = (start for shard in shards for start, _ in packing.read_texts(shard, reading, Counter()) if start)
         many = sum(islice(starts, FEW_DOCUMENTS)) == FEW_DOCUMENTS
         reading = replace(reading, held_out=arguments.validation_split_percentage / 100, by_document=many)
@@ -166,7 +160,8 @@ class Corpus:
 
     def _write(self, plan: Packing, files: dict[Path, list[int]]) -> None:
         again = self.arguments.overwrite_cache and PartialState().is_local_main_process
-        files = {file: shards for file, shards in files.items() if again or not _is_whole(file)}
+        whole = {file: all(cache.is_whole(path) for path in (file, _counts_file(file))) for file in files}
+        files = {file: shards for file, shards in files.items() if again or not whole[file]}
         with workers(self.arguments.preprocessing_num_workers, len(files)) as each:
             written = each(partial(_write_file, plan), files.keys(), files.values())
             for _ in tqdm(written, f"Packing {plan.split}", len(files), unit=" files", disable=not files):
@@ -214,30 +209,27 @@ class Corpus:
 # From arguments to shards
 
 
-def _split_shards(arguments: CorpusArguments) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
+def _split_shards(arguments: CorpusArguments) -> dict[str, tuple[Shard, ...]]:
     """To train on and, if there is text for that, to evaluate on."""
     mark = b"\n\n" if arguments.sample_by == "paragraph" else b"\n"
-    cut = partial(_shards, decoding=arguments.decoding, mark=mark)
-
-    def given(files: list[str], option: str) -> tuple[Shard, ...]:
-        shards = cut(sources.expand(files, option, SUPPORTED))
-        if files and not shards:
+    cut, splits = partial(_shards, decoding=arguments.decoding, mark=mark), {}
+    given = {"train": arguments.train_file, "validation": arguments.validation_file}
+    for split, files in given.items():
+        if not files:
+            continue
+        splits[split] = cut(sources.expand(files, option := f"--{split}_file", SUPPORTED))
+        if not splits[split]:
             raise InputError(f"{option} {' '.join(files)}: there is no text in it.")
-        return shards
-
-    validation_shards = given(arguments.validation_file or [], "--validation_file")
-    if arguments.train_file:
-        return given(arguments.train_file, "--train_file"), validation_shards
-    if not arguments.dataset_name:
-        train_files, validation_files = builtin.corpus_files()
-        return cut(train_files), cut(validation_files)
-    dataset = arguments.dataset_name, arguments.dataset_config_name
-    if not arguments.streaming:  # the Arrow files in which `datasets` keeps it
-        splits = sources.load_hub(*dataset)
-        own = {split: cut([file["filename"] for file in data.cache_files]) for split, data in splits.items()}
-    else:
-        own = {split: tuple((part,) for part in parts) for split, parts in sources.hub_parts(*dataset).items()}
-    return own["train"], validation_shards or own.get("validation", ())
+    if not (arguments.train_file or arguments.dataset_name):
+        return dict(zip(("train", "validation"), map(cut, builtin.corpus_files()), strict=True))
+    own: dict[str, tuple[Shard, ...]] = {}
+    name, config = arguments.dataset_name, arguments.dataset_config_name
+    if name and arguments.streaming:
+        own = {split: tuple((part,) for part in parts) for split, parts in sources.hub_parts(name, config).items()}
+    elif name:  # the Arrow files in which `datasets` keeps it
+        hub = sources.load_hub(name, config).items()
+        own = {split: cut([file["filename"] for file in data.cache_files]) for split, data in hub}
+    return own | splits
 
 
 def _shards(paths: list[str], decoding: Decoding, mark: bytes) -> tuple[Shard, ...]:
@@ -267,14 +259,6 @@ def _files(plan: Packing) -> dict[Path, list[int]]:
 def _counts_file(file: Path) -> Path:
     """What was found in the text of a file of blocks."""
     return file.with_suffix(".json")
-
-
-def _is_whole(file: Path) -> bool:
-    damages = {path: cache.damage_of(path) for path in (file, _counts_file(file))}
-    for path, damage in damages.items():
-        if damage and path.exists():
-            logger.warning(f"{path} is damaged ({damage}): it is made again.")
-    return not any(damages.values())
 
 
 def _write_file(plan: Packing, target: Path, shards: list[int]) -> None:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob
@@ -23,9 +24,9 @@ from torch import Tensor
 from hf_tiny.arguments import flag
 from hf_tiny.data import sources
 from hf_tiny.data.augment import Augment
-from hf_tiny.data.batches import Batch, Batches, say_if_few
+from hf_tiny.data.batches import Batch, Batches
 from hf_tiny.data.encoding import Decoding, open_bytes
-from hf_tiny.data.splits import SPLITS, SplitArguments, check, finish
+from hf_tiny.data.splits import SPLITS, SplitArguments, finish
 from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class LabelledImage:
 
 def read_images(arguments: ImageArguments, labelled: bool) -> dict[str, list[LabelledImage]]:
     """The images of `train`, `validation` and, if there is one, `test`. Without `labelled` nobody asks for labels."""
-    check(arguments)
+    arguments.check_data()
     if (size := arguments.image_size) is not None and len(size) > 2:
         raise InputError(f"--image_size {' '.join(map(str, size))}: give one number, or height and width.")
     splits = {"train": _digits()} if arguments.is_builtin else {}
@@ -344,31 +345,22 @@ class ImageData:
         return decode(image, self.shape[1:], self.shape[0])
 
     def _read(self, images: Sequence[LabelledImage], array: np.ndarray | None, skip_bad: bool, rows: range) -> list:
-        good = []
-        for row in rows:
-            try:
+        good = [False] * len(rows)
+        for place, row in enumerate(rows):
+            with suppress(BadImage) if skip_bad else nullcontext():
                 pixels = self._decode(images[row])
-            except BadImage:
-                if not skip_bad:
-                    raise
-                good.append(False)
-                continue
-            good.append(True)
-            if array is not None:
-                array[row] = pixels
+                good[place] = True
+                if array is not None:
+                    array[row] = pixels
         return good
 
     def mean_and_deviation(self) -> tuple[list[float], list[float]]:
         """Of each channel, in 0 ... 1."""
         most = max(SAMPLED, MEASURED // int(np.prod(self.shape)))
         pixels = self[np.linspace(0, len(self) - 1, min(len(self), most), dtype=int)]["pixels"]
-        values, figures = np.arange(256) / 255, []
-        for channel in range(self.shape[0]):
-            shares = np.bincount(pixels[:, channel].ravel(), minlength=256) / pixels[:, channel].size
-            mean = float(shares @ values)
-            figures.append((round(mean, 4), round(max(0.01, float(shares @ (values - mean) ** 2) ** 0.5), 4)))
-        means, deviations = zip(*figures, strict=True)
-        return list(means), list(deviations)
+        channels = [channel / 255 for channel in pixels.swapaxes(0, 1)]
+        deviations = [max(0.01, float(channel.std())) for channel in channels]
+        return [round(float(channel.mean()), 4) for channel in channels], [round(each, 4) for each in deviations]
 
 
 # Batches
@@ -411,8 +403,6 @@ class ImageBatches(Batches):
     unit = "images"
     collate: Normalize
 
-    def __init__(self, data: ImageData, collate: Normalize, batch_size: int, seed: int, shuffle: bool = True):
-        self.data, self.collate, self.batch_size, self.seed, self.shuffle = data, collate, batch_size, seed, shuffle
-        self.fingerprint = f"{data.fingerprint}, {collate}"
-        say_if_few(len(data), batch_size * shuffle)
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+    def _open(self, data: ImageData) -> str:
+        self.data = data
+        return data.fingerprint

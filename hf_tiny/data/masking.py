@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_tiny.data.augment import Augment
 from hf_tiny.data.batches import Batch, pad_right, pair_batch, uniform
 from hf_tiny.data.images import Normalize
+from hf_tiny.data.packing import word_starts
 from hf_tiny.errors import InputError
 
 SENTINEL = re.compile(r"<extra_id_(\d+)>$")
@@ -125,8 +126,7 @@ class TextInfilling(Denoise):
         shares = np.exp(-mean_span_length) * np.cumprod(np.append(1.0, mean_span_length / lengths))
         self.length_cdf = np.cumsum(shares)[:-1]
         tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        spaces = any(token.startswith("▁") for token in tokens)
-        self.begins = np.array([t.startswith("▁") if spaces else not t.startswith("##") for t in tokens])
+        self.begins = word_starts(tokens)
         self.ends = np.array([t.rstrip("\"')]”’」』").endswith((".", "!", "?", "…", "。")) for t in tokens])
 
     def __repr__(self) -> str:

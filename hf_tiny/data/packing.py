@@ -6,7 +6,7 @@ A shard is read, tokenized and packed by itself: its blocks do not depend on who
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
@@ -156,12 +156,14 @@ def bare_tokenizer(content: str) -> tokenizers.Tokenizer:
 def _tokenizer(content: str) -> tuple[tokenizers.Tokenizer, np.ndarray]:
     """The tokenizer, and whether each of its tokens starts a word."""
     tokenizer = bare_tokenizer(content)
-    vocabulary = tokenizer.get_vocab()
-    spaces = any(token.startswith("▁") for token in vocabulary)  # BPE and Unigram mark words where they begin
-    starts_word = np.ones(max(vocabulary.values()) + 1, dtype=bool)
-    for token, number in vocabulary.items():
-        starts_word[number] = token.startswith("▁") if spaces else not token.startswith("##")
-    return tokenizer, starts_word
+    numbers = range(max(tokenizer.get_vocab().values()) + 1)
+    return tokenizer, word_starts([tokenizer.id_to_token(number) or "" for number in numbers])
+
+
+def word_starts(tokens: Sequence[str]) -> np.ndarray:
+    """Whether each token starts a word."""
+    spaces = any(token.startswith("▁") for token in tokens)  # BPE and Unigram mark words where they begin
+    return np.array([token.startswith("▁") if spaces else not token.startswith("##") for token in tokens])
 
 
 def _tokenized(texts: Texts, tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[bool, list[int]]]:

@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from glob import glob
@@ -124,11 +124,10 @@ def parts(path: str, size: int, decoding: Decoding, number: int = 0, mark: bytes
     compressed or in another encoding than UTF-8 stays whole."""
     with readable(path):
         version, total = os.stat(path).st_mtime_ns, os.path.getsize(path)
-        if is_gzip(path) or kind(path) in (".csv", ".tsv"):
-            ranges = iter([(0, sys.maxsize, total)])
-        elif kind(path) in GROUP_SIZES:
+        whole = is_gzip(path) or kind(path) in (".csv", ".tsv")
+        if kind(path) in GROUP_SIZES and not whole:
             ranges = _group_ranges(GROUP_SIZES[kind(path)](path), size)
-        elif not _is_utf8(path, decoding) or (kind(path) in JSON and _is_list(path, decoding)):
+        elif whole or not _is_utf8(path, decoding) or (kind(path) in JSON and _is_list(path, decoding)):
             ranges = iter([(0, sys.maxsize, total)])
         else:
             ranges = _byte_ranges(path, size, total, mark)
@@ -278,15 +277,11 @@ def _parsed(text: str, place: Place | str, path: str, decoding: Decoding):
 
 def _json_advice(path: str, decoding: Decoding) -> str:
     """Some files, as those of question answering, are one object with a list in it."""
-    try:
-        with open_text(path, decoding) as file:
-            whole = json.loads(file.read(SMALL_BYTES))
-    except (ValueError, RecursionError):
-        whole = None
-    if isinstance(whole, dict):
-        return (
-            f"The file is one object, of {', '.join(map(repr, whole))}. Write the rows, a list of objects, to a file."
-        )
+    with suppress(ValueError, RecursionError), open_text(path, decoding) as file:
+        whole = json.loads(file.read(SMALL_BYTES))
+        if isinstance(whole, dict):
+            names = ", ".join(map(repr, whole))
+            return f"The file is one object, of {names}. Write the rows, a list of objects, to a file."
     return "A line must be an object, or the file a list of objects."
 
 
@@ -377,16 +372,17 @@ def cell(row: dict, column: str, place: Place | str, flag_name: str):
 
 
 def text_cell(row: dict, column: str, place: Place | str, flag_name: str) -> str:
-    value = cell(row, column, place, flag_name)
-    if not isinstance(value, str | None):
-        raise InputError(f"{place}: {column!r} is {value!r} and must be text. See {flag_name}.")
-    return value or ""
+    return _typed_cell(row, column, place, flag_name, str | None, "text") or ""
 
 
 def list_cell(row: dict, column: str, place: Place | str, flag_name: str) -> list:
+    return _typed_cell(row, column, place, flag_name, list, "a list")
+
+
+def _typed_cell(row: dict, column: str, place: Place | str, flag_name: str, wanted, name: str):
     value = cell(row, column, place, flag_name)
-    if not isinstance(value, list):
-        raise InputError(f"{place}: {column!r} is {value!r} and must be a list. See {flag_name}.")
+    if not isinstance(value, wanted):
+        raise InputError(f"{place}: {column!r} is {value!r} and must be {name}. See {flag_name}.")
     return value
 
 

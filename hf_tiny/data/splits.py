@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -35,7 +35,7 @@ Item = TypeVar("Item", bound=Labelled)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitArguments:
+class DataArguments:
     """Which data. With neither files nor a dataset, the built-in data is used."""
 
     GROUP: ClassVar[str] = "data"
@@ -44,19 +44,16 @@ class SplitArguments:
     validation_file: list[str] | None = flag(
         None, "The same to evaluate on. Without it, a part of the data is held out."
     )
-    test_file: list[str] | None = flag(None, "The same to evaluate the finished model on.")
     dataset_name: str | None = flag(None, "A dataset on the Hub, or the folder of one.")
     dataset_config_name: str | None = flag(None, "The configuration of the dataset.")
     validation_split_percentage: float | None = flag(
         HELD_OUT, "How much is held out when there is no validation data.", above=0, below=100
     )
-    max_train_samples: int | None = flag(None, "Train on this many examples, the same for every --seed.", low=1)
-    max_eval_samples: int | None = flag(None, "Evaluate on this many examples, the same for every --seed.", low=1)
 
     @property
     def patterns(self) -> dict[str, list[str]]:
         """The files that were given for each split."""
-        given = {split: vars(self)[f"{split}_file"] for split in SPLITS}
+        given = {split: vars(self).get(f"{split}_file") for split in SPLITS}
         return {split: patterns for split, patterns in given.items() if patterns}
 
     @property
@@ -67,17 +64,25 @@ class SplitArguments:
         """As the model card names the data."""
         return ", ".join(self.train_file or [self.dataset_name or f"hf_tiny's built-in {builtin}"])
 
+    def check_data(self) -> None:
+        if self.train_file and self.dataset_name:
+            raise InputError("Give --train_file or --dataset_name, not both.")
+        if self.is_builtin and self.patterns:
+            raise InputError("--validation_file and --test_file need --train_file or --dataset_name beside them.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitArguments(DataArguments):
+    """Examples, and how many of them."""
+
+    test_file: list[str] | None = flag(None, "The same to evaluate the finished model on.")
+    max_train_samples: int | None = flag(None, "Train on this many examples, the same for every --seed.", low=1)
+    max_eval_samples: int | None = flag(None, "Evaluate on this many examples, the same for every --seed.", low=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextSplitArguments(SplitArguments, EncodingArguments):
     """Data in text files."""
-
-
-def check(arguments: SplitArguments) -> None:
-    if arguments.train_file and arguments.dataset_name:
-        raise InputError("Give --train_file or --dataset_name, not both.")
-    if (arguments.validation_file or arguments.test_file) and arguments.is_builtin:
-        raise InputError("--validation_file and --test_file need --train_file or --dataset_name beside them.")
 
 
 def read_splits(
@@ -99,7 +104,7 @@ def read_splits(
     labels: whether the items, those to train on, have labels of which training needs at least one of each.
     together: items for which it is the same are held out together, or not at all.
     """
-    check(arguments)
+    arguments.check_data()
     decoding, splits, given = arguments.decoding, {}, arguments.patterns
     with PartialState().local_main_process_first():  # the first process fills the cache for the others
         if arguments.dataset_name:
@@ -173,7 +178,7 @@ def say_if_seen(splits: dict[str, list[Item]], what: str) -> None:
             )
 
 
-def _hold_out(items: list[Item], percentage: float, labels: Callable, together: Callable | None) -> tuple[list, list]:
+def _hold_out(items: list[Item], percentage: float, labels: Callable, together: Callable | None) -> list[list]:
     """Held out at random, but the same for every seed: all runs are evaluated on the same data. An item with a label that
     no other has stays in training, where it can be learned."""
     keys = list(range(len(items))) if together is None else [together(item) for item in items]
@@ -181,17 +186,15 @@ def _hold_out(items: list[Item], percentage: float, labels: Callable, together: 
     count = round(len(groups) * percentage / 100)
     chosen = {groups[place] for place in np.random.default_rng(0).permutation(len(groups))[:count]}
     known = {label for key, item in zip(keys, items, strict=True) if key not in chosen for label in labels(item)}
-    held_out = [key in chosen and known.issuperset(labels(item)) for key, item in zip(keys, items, strict=True)]
-    if not 0 < sum(held_out) < len(items):
+    out = (key in chosen and known.issuperset(labels(item)) for key, item in zip(keys, items, strict=True))
+    held_out = np.fromiter(out, dtype=bool)
+    if not 0 < held_out.sum() < len(items):
         raise InputError(
-            f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out {sum(held_out)}, but "
-            f"a run needs some to train on and some to evaluate on. Use a {'lower' if any(held_out) else 'higher'} number, "
+            f"--validation_split_percentage {percentage:g}: of {len(items)} examples this holds out {held_out.sum()}, but "
+            f"a run needs some to train on and some to evaluate on. Use a {'lower' if held_out.any() else 'higher'} number, "
             "or give more examples or --validation_file."
         )
-    train, validation = (
-        [item for item, out in zip(items, held_out, strict=True) if out == part] for part in (False, True)
-    )
-    return train, validation
+    return [list(compress(items, chosen)) for chosen in (~held_out, held_out)]
 
 
 def _sample(items: list[Item], limit: int | None, labels: Callable) -> list[Item]:

@@ -51,8 +51,10 @@ def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: 
         if stride > 1:
             logger.info(f"Pairs of tokens are counted in every {stride}th of {len(files)} parts of the corpus.")
         chosen = dict(islice(files.items(), 0, None, stride))
-        with open(draft, "wb") as file:  # given a name, scipy would add its suffix
-            sparse.save_npz(file, _total(_file_counts(plan, size, chosen, most), size), compressed=False)
+        with workers(most, len(chosen)) as each, open(draft, "wb") as file:  # given a name, scipy would add its suffix
+            counted = each(partial(_one_file, plan, size), chosen.keys(), chosen.values())
+            counted = tqdm(counted, "Counting pairs of tokens", len(chosen), unit=" files")
+            sparse.save_npz(file, _total(counted, size), compressed=False)
 
     file = cache.kept(cache.place("hf_tiny_statistics", name), count)
     with cache.readable(file):
@@ -67,13 +69,6 @@ def text_counts(groups: Iterable[Sequence[Sequence[int]]], size: int):
 
 
 # Counting
-
-
-def _file_counts(plan: Packing, size: int, files: dict[Path, list[int]], most: int | None) -> Iterator:
-    """The counts of each file of blocks, in order."""
-    with workers(most, len(files)) as each:
-        counted = each(partial(_one_file, plan, size), files.keys(), files.values())
-        yield from tqdm(counted, "Counting pairs of tokens", len(files), unit=" files")
 
 
 def _one_file(plan: Packing, size: int, file: Path, shards: list[int]):

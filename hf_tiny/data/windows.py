@@ -15,20 +15,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_tiny.arguments import flag
-from hf_tiny.data.batches import Batch, pad_right
+from hf_tiny.data.batches import Batch, attention_mask, pad_right
 from hf_tiny.data.conllu import Sentence
 from hf_tiny.data.splits import TextSplitArguments
 from hf_tiny.errors import InputError
 from hf_tiny.models.words import WordTokenizer
 
 IGNORED = -100  # what the losses of torch and transformers skip
-FILLERS = {
-    "token_type_ids": 0,
-    "word_spans": 0,
-    "affixes": 0,
-    "owned": False,
-    "word": -1,
-}  # what pads an array; others: IGNORED
+FILLERS = {"token_type_ids": 0, "word_spans": 0, "affixes": 0, "owned": False, "word": -1}  # others: IGNORED
 
 Feature = dict[str, Any]  # arrays, a value for each token or word, and numbers
 
@@ -122,7 +116,9 @@ class WindowEncoder(WordTokenizer):
                 words = [word[:longest] for word in words]
             ends = np.array([0, *accumulate(map(len, words))])
             bounds = _cut(ends, self.room, stride)
-            owners = _owners(ends, bounds)[_carriers(ends)]
+            # A word without tokens goes with the last one before that has any.
+            carriers = np.maximum.accumulate(np.where(np.diff(ends) > 0, np.arange(len(words)), 0))
+            owners = _owners(ends, bounds)[carriers]
             for number, (start, stop) in enumerate(bounds):
                 spans = np.stack([ends[start:stop], ends[start + 1 : stop + 1]], axis=1) - ends[start]
                 feature = self.framed(list(chain.from_iterable(words[start:stop])))
@@ -174,12 +170,6 @@ def _owners(ends: np.ndarray, windows: list[tuple[int, int]]) -> np.ndarray:
     return owners
 
 
-def _carriers(ends: np.ndarray) -> np.ndarray:
-    """For each word the one that has its first token: itself, or the last one before that has any."""
-    words = np.arange(len(ends) - 1)
-    return np.maximum.accumulate(np.where(np.diff(ends) > 0, words, 0))
-
-
 @dataclass(frozen=True)
 class CollateWindows:
     """Features to a batch: arrays are padded on the right, numbers are stacked. What is not for the model stands under
@@ -189,18 +179,19 @@ class CollateWindows:
     about: tuple[str, ...] = ("example",)
 
     def __call__(self, features: Sequence[Feature]) -> Batch:
-        sizes = torch.tensor([len(feature["input_ids"]) for feature in features])
+        tokens = [feature["input_ids"] for feature in features]
         columns = {name: self.column(name, [feature[name] for feature in features]) for name in features[0]}
         labels, weights = columns.get("labels"), columns.pop("weight", None)
         items: float = 0
-        if labels is not None:
+        if weights is not None:
+            items = float(weights.sum())
+        elif labels is not None:
             items = len(labels) if labels.is_floating_point() else int(labels.ne(IGNORED).sum())
-        items = items if weights is None else float(weights.sum())
         return {
             **{name: column for name, column in columns.items() if name not in self.about},
-            "attention_mask": (torch.arange(int(sizes.max())) < sizes[:, None]).long(),
+            "attention_mask": attention_mask(tokens),
             "about": {name: columns[name] for name in self.about},
-            "num_items_in_batch": torch.tensor([items, int(sizes.sum())]),
+            "num_items_in_batch": torch.tensor([items, sum(map(len, tokens))]),
         }
 
     def column(self, name: str, values: list) -> torch.Tensor:

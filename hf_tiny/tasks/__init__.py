@@ -1,13 +1,15 @@
 """One module for each task, with all of it: its flags, from rows to batches, its metrics, its predictions and images.
 
-Here is what the tasks on encoders of text share.
+Here is what they share: `Task`, which recipes, `hf-tiny predict` and `hf-tiny evaluate` ask alike, and how a recipe fine-tunes.
 """
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -15,16 +17,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, BaselineArguments, BaselineScores
-from hf_tiny.data.batches import Batch, BucketedBatches
-from hf_tiny.data.encoding import EncodingArguments
-from hf_tiny.data.windows import IGNORED, Feature
+from hf_tiny.callbacks import Callback
+from hf_tiny.data import predictions, sources
+from hf_tiny.data.batches import Batch, BucketedBatches, Source
+from hf_tiny.data.encoding import Decoding, EncodingArguments
+from hf_tiny.data.sources import TEXT
+from hf_tiny.data.splits import find_labels, known_labels, read_splits
+from hf_tiny.data.windows import IGNORED, CollateWindows, Feature
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation
 from hf_tiny.hub import Card
 from hf_tiny.metrics import share
 from hf_tiny.models import SIZES, HfTinyElectraConfig
-from hf_tiny.start import TransferArguments, prepare
-from hf_tiny.tasks.pretrain import Forgetting
+from hf_tiny.start import ENCODER, Kind, TransferArguments, base_name, check, prepare, start_model, start_tokenizer
 from hf_tiny.tokenizer import TokenizerArguments
 from hf_tiny.train import TrainConfig, train
 
@@ -32,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 MOST_LABELS, MOST_CHARACTERS = 20, 160  # that are shown at the start of a run
 MOST_UNKNOWN = 0.05  # of the training text, before a run warns
+FILE = "file"  # stands where messages name a flag
+Line = tuple[str, str]  # its place and its text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,51 +83,223 @@ def label_names(labels: Sequence[str] | None, several: bool = False) -> dict:
     return {"problem_type": f"{'multi' if several else 'single'}_label_classification", **names}
 
 
-def fine_tune(
-    recipe: FinetuneConfig,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    features: dict[str, list[Feature]],
-    collate: Callable[[list[Feature]], Batch],
-    evaluation: Callable[[str, BucketedBatches], Evaluation],
-    card: Card,
-    baseline: Callable[[], Baseline],
-    sides: tuple[str, ...] = ("input_ids",),
-) -> dict[str, float]:
-    """Train on the features of `train`. `evaluation(split, batches)` is made for each of the other splits.
+class Task:
+    """A task, as a recipe trains a model for it, and as `hf-tiny predict` and `evaluate` use the trained one. Each task has a
+    subclass that says how.
 
-    sides: the arrays of a feature that are padded.
+    arguments: ARGUMENTS with the flags of a recipe, or with PredictArguments.
+    model, processor: of a recipe they are made by `start`.
+    labels: what the model can answer with, if it answers with labels.
     """
-    check_features(model, tokenizer, features)
-    log_labels(features["train"], model.config.id2label)
-    log_texts(tokenizer, features["train"], sides)
-    if recipe.learning_rate is None:
-        recipe = replace(recipe, learning_rate=usual_rate(model))
-        logger.info(f"Learning rate: {recipe.learning_rate:g}, by the width of the model.")
-    groups, callbacks = prepare(model, recipe)
+
+    ARGUMENTS: ClassVar[type]  # the flags by which data is read
+    KIND: ClassVar[Kind] = ENCODER  # of the model
+    WHAT: ClassVar[str] = "texts"
+    FILES: ClassVar[tuple[str, ...]] = (*sources.TABLES, sources.TEXT)  # suffixes of files that the recipe reads
+    BUILTIN: ClassVar[str]  # the name of the built-in data
+    BUILTIN_FILES: ClassVar[Callable[[], tuple[list[str], list[str]]]]
+    SIDES: ClassVar[tuple[str, ...]] = ("input_ids",)  # the arrays of a feature that are padded
+    ABOUT: ClassVar[tuple[str, ...]] = ("example",)  # what of a feature is not for the model
+    EVALUATION: ClassVar[type["TaskEvaluation"]]
+
+    def __init__(self, arguments: Any, model: Any = None, processor: Any = None, labels: list[str] | None = None):
+        self.arguments, self.model, self.processor, self.labels = arguments, model, processor, labels
+
+    # Reading
+
+    def splits(self) -> dict[str, list]:
+        """The items of the recipe's data."""
+        return self.read_splits()
+
+    def read_splits(self, **choices) -> dict[str, list]:
+        """choices: see `read_splits` of data/splits.py."""
+        choices = {"what": self.WHAT, **choices}
+        return read_splits(self.arguments, type(self).BUILTIN_FILES, self.from_files, self.from_row, **choices)
+
+    def from_files(self, patterns: list[str], option: str, decoding: Decoding) -> Iterator:
+        for path in sources.expand(patterns, option, self.FILES, any_suffix=sources.TEXT in self.FILES):
+            yield from self.from_file(path, decoding)
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterable:
+        for place, row in sources.table_rows(path, decoding):
+            yield self.from_row(sources.kind(path), place, row, labelled)
+
+    def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> Any:
+        """An item of a table's columns, or of the Hub's."""
+        raise NotImplementedError
+
+    def from_texts(self, lines: list[Line]) -> Iterable:
+        """Items without labels from raw text."""
+        raise NotImplementedError
+
+    def are_labelled(self, lines: list[Line]) -> bool:
+        """Whether lines are as the recipe reads them and not raw text."""
+        return False
+
+    def read(self, patterns: Sequence[str], labelled: bool) -> list:
+        """The items of new files, folders and globs. Those that need no labels may be raw text, an item a line."""
+        decoding, items = self.arguments.decoding, []
+        for path in sources.expand(list(patterns), FILE, tuple(dict.fromkeys((*self.FILES, TEXT))), any_suffix=True):
+            if labelled or (sources.kind(path) in self.FILES and sources.kind(path) != TEXT):
+                items += self.from_file(path, decoding, labelled)
+                continue
+            lines = [(f"{path}:{number}", line) for number, line in sources.numbered_lines(path, decoding)]
+            filled = [line for line in lines if line[1].strip()]
+            if self.are_labelled(filled):
+                logger.info(f"{path}: its lines have labels, as those that the recipe reads.")
+                items += self.from_file(path, decoding, False)
+            else:
+                decoding.counts["empty lines are left out"] += len(lines) - len(filled)
+                items += self.from_texts(filled)
+        for problem, count in (+decoding.counts).items():
+            logger.warning(f"{count:,} {problem}")
+        if not items:
+            raise InputError(f"{', '.join(patterns)}: there are no {self.WHAT} in it.")
+        return items
+
+    def kinds(self, items: list) -> set[str]:
+        """The suffixes of the files that predictions are written to."""
+        return {item.kind for item in items}
+
+    # Labels and features
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether held-out labels that the training data lacks are to be expected."""
+        return False
+
+    def find_labels(self, splits: dict[str, list]) -> list[str] | None:
+        return find_labels(splits, self.open_ended)
+
+    def know_labels(self, items: list, labelled: bool) -> None:
+        """Of new data: the labels that the model knows, and where they are open ended, then those that only the items have."""
+        self.labels = known_labels(self.known or [], items, self.open_ended)
+
+    @property
+    def known(self) -> list[str] | None:
+        """What a trained model answers with."""
+        return [self.model.config.id2label[number] for number in range(self.model.config.num_labels)]
+
+    def texts(self, items: list) -> list[str]:
+        """What a tokenizer sees of them."""
+        return [text for item in items for text in item.texts]
+
+    def features(self, items: list, *, labelled: bool = True, training: bool = False) -> Any:
+        """What batches are made of."""
+        raise NotImplementedError
+
+    def collate(self, labelled: bool) -> Callable[[list[Feature]], Batch]:
+        return CollateWindows(self.processor.pad_token_id, self.ABOUT)
+
+    def vary(self, items: list) -> Callable[[dict, tuple[int, int, int]], dict] | None:
+        """How the features of the items to train on change from epoch to epoch: see `BucketedBatches`."""
+        return None
+
+    def batches(self, features: Any, items: list, *, labelled: bool = True, training: bool = False) -> Source:
+        """What has no labels has one side only."""
+        given, sides = self.arguments, self.SIDES if labelled else self.SIDES[:1]
+        size = given.per_device_train_batch_size if training else given.per_device_eval_batch_size
+        seed, vary = (given.seed, self.vary(items)) if training else (0, None)
+        return BucketedBatches(features, self.collate(labelled), size, given.max_tokens, seed, training, sides, vary)
+
+    # The model
+
+    def head(self, items: list) -> tuple[Any, dict]:
+        """What makes the model (see `start_model`), and the changes to its configuration. items: to train on."""
+        raise NotImplementedError
+
+    def start_tokenizer(self, items: list, texts: Callable[[], list[str]]) -> PreTrainedTokenizerBase:
+        return start_tokenizer(self.arguments, texts, kind=self.KIND)
+
+    def start(self, splits: dict[str, list]) -> dict[str, Any]:
+        """Make the processor and the model to train; returns the features of each split."""
+        texts = partial(self.texts, splits["train"])
+        self.labels = self.find_labels(splits)
+        self.processor = self.start_tokenizer(splits["train"], texts)
+        auto_class, changes = self.head(splits["train"])
+        self.model = start_model(self.arguments, auto_class, self.processor, texts=texts, **changes)
+        features = {split: self.features(part, training=split == "train") for split, part in splits.items()}
+        check_features(self.model, self.processor, features)
+        log_labels(features["train"], self.model.config.id2label)
+        log_texts(self.processor, features["train"], self.SIDES)
+        return features
+
+    def prepare(self) -> tuple[list[dict] | None, list[Callback]]:
+        """The groups of the optimiser and the callbacks for `train`."""
+        recipe = self.arguments
+        if recipe.learning_rate is None:
+            self.arguments = recipe = replace(recipe, learning_rate=usual_rate(self.model))
+            logger.info(f"Learning rate: {recipe.learning_rate:g}, by the width of the model.")
+        groups, callbacks = prepare(self.model, recipe)
+        if recipe.measure_forgetting and recipe.model_name_or_path:
+            from hf_tiny.tasks.pretrain import Forgetting  # late: few runs need it
+
+            callbacks.append(Forgetting(recipe.model_name_or_path, recipe.measure_forgetting, recipe.encoding))
+        return groups, callbacks
+
+    # Figures
+
+    def metric(self, items: Sequence) -> Any:
+        """By which a model and its baseline are scored on the items, if one metric does it all."""
+        return None
+
+    def evaluation(self, features: Any, items: list, split: str, *, labelled: bool = True) -> "TaskEvaluation":
+        return self.EVALUATION(self.batches(features, items, labelled=labelled), items, split, self)
+
+    def evaluation_of(self, items: list, split: str, *, labelled: bool) -> "TaskEvaluation":
+        """Of new data."""
+        self.know_labels(items, labelled)
+        return self.evaluation(self.features(items, labelled=labelled), items, split, labelled=labelled)
+
+    def fit_baseline(self, items: list) -> tuple[str, Callable[[list], dict[str, float]]]:
+        """The name of a baseline that has learned from the items, and what it scores on others."""
+        raise NotImplementedError
+
+    def baseline(self, splits: dict[str, list]) -> Baseline:
+        name, score = self.fit_baseline(splits["train"])
+        return Baseline(name, {split: score(part) for split, part in splits.items() if split != "train"})
+
+    def described(self, shown: Any) -> dict:
+        """What the card says of the task, with a held-out item as the example."""
+        raise NotImplementedError
+
+    def card(self, splits: dict[str, list]) -> Card:
+        recipe, told = self.arguments, self.described(splits["validation"][0])
+        told = {"template": "finetuned", "data": recipe.data_name(self.BUILTIN), "base": base_name(recipe), **told}
+        return Card(labels=self.labels, **told)
+
+
+class TaskEvaluation(Evaluation):
+    """An evaluation that knows the items of its batches, and writes a prediction for each in the format of its file."""
+
+    def __init__(self, batches: Source | None, items: Sequence, split: str, task: Any):
+        super().__init__(batches)  # type: ignore[arg-type]  # None: of results that are there already
+        self.items, self.split, self.task, self.metric = items, split, task, task.metric(items)
+
+    def report(self, folder: Path) -> None:
+        predictions.write(self.rows(), folder, f"{self.split}_predictions")
+
+
+def fine_tune(recipe, task_class: type[Task]) -> dict[str, float]:
+    """Train a model for a task as the recipe says, and evaluate it beside its baseline."""
+    check(recipe, task_class.KIND)
+    task = task_class(recipe)
+    splits = task.splits()
+    features = task.start(splits)
+    groups, callbacks = task.prepare()
     if recipe.baseline:
-        callbacks.append(BaselineScores(baseline))
-    if recipe.measure_forgetting and recipe.model_name_or_path:
-        callbacks.append(Forgetting(recipe.model_name_or_path, recipe.measure_forgetting, recipe.encoding))
-
-    def batches(split: str, size: int) -> BucketedBatches:
-        return BucketedBatches(features[split], collate, size, recipe.max_tokens, recipe.seed, split == "train", sides)
-
-    judges = {
-        split: evaluation(split, batches(split, recipe.per_device_eval_batch_size))
-        for split in features
-        if split != "train"
-    }
+        callbacks.append(BaselineScores(lambda: task.baseline(splits)))
+    judges = {split: task.evaluation(features[split], splits[split], split) for split in splits if split != "train"}
     return train(
-        model,
-        batches("train", recipe.per_device_train_batch_size),
-        recipe,
+        task.model,
+        task.batches(features["train"], splits["train"], training=True),
+        task.arguments,
         evaluate=judges["validation"],
         test=judges.get("test"),
         groups=groups,
         callbacks=callbacks,
-        processor=tokenizer,
-        card=card,
+        processor=task.processor,
+        card=task.card(splits),
     )
 
 

@@ -2,32 +2,28 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
 import datasets
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification
 from transformers.utils import ModelOutput
 
 from hf_tiny import report
 from hf_tiny.arguments import flag
-from hf_tiny.baselines import Baseline, fit_texts, sample
-from hf_tiny.data import builtin, predictions, sources
-from hf_tiny.data.batches import Batch, Source
+from hf_tiny.baselines import fit_texts, sample
+from hf_tiny.data import builtin, sources
+from hf_tiny.data.batches import Batch
 from hf_tiny.data.encoding import Decoding
-from hf_tiny.data.splits import read_splits
-from hf_tiny.data.windows import CollateWindows, Feature, WindowArguments
+from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
-from hf_tiny.evaluation import Evaluation, Results, array, divides_by_count, mean_loss
-from hf_tiny.hub import Card
+from hf_tiny.evaluation import Results, array, divides_by_count, mean_loss
 from hf_tiny.metrics import Metric, macro_f1, majority, share
-from hf_tiny.start import base_name
-from hf_tiny.tasks.predictor import FILE, Line, Predictor
+from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
 LINES = ".txt"  # "label text" lines
 
@@ -71,27 +67,7 @@ class Text:
         return [self.text] if self.text_pair is None else [self.text, self.text_pair]
 
 
-# Rows to features
-
-
-def read_texts(arguments: ClassifyArguments) -> dict[str, list[Text]]:
-    def every_label(texts: list[Text]) -> bool:
-        check_lines(texts)
-        return not is_regression({"train": texts}, arguments)
-
-    splits = read_splits(
-        arguments,
-        builtin.classified_files,
-        partial(_file_texts, arguments=arguments),
-        partial(_row_text, arguments=arguments),
-        "texts",
-        labels=every_label,
-    )
-    first = splits["train"][0]
-    for text in chain.from_iterable(splits.values()):
-        if (text.several is None) != (first.several is None):
-            raise InputError(f"{text.place}: labels are lists in some rows and not in others, such as {first.place}.")
-    return splits
+# Rows to texts
 
 
 def check_lines(texts: Sequence[Text]) -> None:
@@ -109,47 +85,9 @@ def check_lines(texts: Sequence[Text]) -> None:
         )
 
 
-def _file_texts(
-    patterns: list[str], option: str, decoding: Decoding, arguments: ClassifyArguments, labelled: bool = True
-) -> Iterator[Text]:
-    for path in sources.expand(patterns, option, (*sources.TABLES, LINES), any_suffix=True):
-        kind = sources.kind(path)
-        if kind in sources.TABLES:
-            for place, row in sources.table_rows(path, decoding):
-                yield _row_text(kind, place, row, arguments, labelled)
-        else:
-            lines = ((f"{path}:{number}", line) for number, line in sources.numbered_lines(path, decoding))
-            yield from _line_texts(lines, arguments)
-
-
 def _label_and_text(line: str) -> tuple[str, str]:
     end = min((line + " ").index(" "), (line + "\t").index("\t"))
     return line[:end], line[end + 1 :]
-
-
-def _line_texts(lines: Iterable[tuple[str, str]], arguments: ClassifyArguments) -> Iterator[Text]:
-    for place, line in lines:
-        if not line.strip():
-            continue
-        label, text = _label_and_text(line)
-        if not label:
-            raise InputError(f"{place}: the line begins with a blank and not with a label, as `label text` does.")
-        several = _several(label, place, arguments)
-        if several is None:
-            label_name(label, place, None)
-        yield Text(text, None, label, place, LINES, {}, several)
-
-
-def _row_text(kind: str, place: str, row: dict, arguments: ClassifyArguments, labelled: bool = True) -> Text:
-    text = sources.text_cell(row, arguments.text_column, place, "--text_column")
-    pair_column = arguments.text_pair_column
-    pair = None if pair_column is None else sources.text_cell(row, pair_column, place, "--text_pair_column")
-    if not labelled:
-        return Text(text, pair, "", place, kind, row)
-    value = sources.cell(row, arguments.label_column, place, "--label_column")
-    several = _several(value, place, arguments)
-    label = label_name(value, place, arguments.label_column) if several is None else ", ".join(several)
-    return Text(text, pair, label, place, kind, row, several)
 
 
 def _several(value, place: str, arguments: ClassifyArguments) -> tuple[str, ...] | None:
@@ -197,61 +135,6 @@ def _number(label: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def balanced_weights(
-    texts: Sequence[Text], labels: Sequence[str] | None, model: PreTrainedModel, arguments: ClassifyArguments
-) -> np.ndarray | None:
-    """What a text of each label weighs, the rarer the more; None: all texts weigh the same."""
-    if arguments.class_weights == "none":
-        return None
-    if labels is None or texts[0].several is not None:
-        raise InputError("--class_weights: this is for texts with one label each. Leave the flag out.")
-    if not divides_by_count(model):
-        raise InputError(
-            f"--class_weights: transformers' {type(model).__name__} has a loss of its own, without weights. Convert the model to "
-            "hf_tiny's with `hf-tiny convert`, or leave the flag out."
-        )
-    counts = Counter(text.label for text in texts)
-    # Only their proportions matter, since the loss is divided by their sum. None is below 1: that is the least divisor.
-    return np.array([max(counts.values()) / counts[label] for label in labels], dtype=np.float32)
-
-
-def text_features(
-    texts: Sequence[Text],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str] | None,
-    arguments: ClassifyArguments,
-    weights: np.ndarray | None = None,
-) -> list[Feature]:
-    """input_ids, token_type_ids (if the model has them), labels and example, the index of the text. All windows of a text
-    have its label: a class number; of several 0 or 1 for each class; a number to come close to when `labels` is None. A text
-    without a label has none.
-
-    weights: of each label. Then labels are the weight in the place of the class, and 0 in the others, as a cross entropy
-        with probabilities takes them; and weight is the text's share of what the loss is divided by.
-    """
-    numbers = {label: number for number, label in enumerate(labels or [])}
-
-    def answer(text: Text) -> dict:
-        if text.several is None and not text.label:
-            return {}
-        if labels is None:
-            return {"labels": float(text.label)}
-        if text.several is None and weights is None:
-            return {"labels": numbers[text.label]}
-        chosen = np.isin(labels, text.labels).astype(np.float32)
-        return (
-            {"labels": chosen} if weights is None else {"labels": weights * chosen, "weight": float(weights @ chosen)}
-        )
-
-    encoder = arguments.encoder(tokenizer)
-    windows = encoder.texts([text.text for text in texts], [text.text_pair for text in texts])
-    return [
-        {**window, **answer(text), "example": example}
-        for example, (text, found) in enumerate(zip(texts, windows, strict=True))
-        for window in found
-    ]
 
 
 # Figures
@@ -308,14 +191,7 @@ class Regression(Metric):
         }
 
 
-class TextEvaluation(Evaluation):
-    """labels: None for regression."""
-
-    def __init__(self, batches: Source, texts: Sequence[Text], labels: Sequence[str] | None, split: str):
-        super().__init__(batches)
-        self.texts, self.labels, self.split = texts, labels, split
-        self.metric = Regression() if labels is None else Classification()
-
+class TextEvaluation(TaskEvaluation):
     def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
         return {"logits": array(outputs.logits), "example": array(batch["about"]["example"])}
 
@@ -327,59 +203,41 @@ class TextEvaluation(Evaluation):
         return {"loss": mean_loss(results), **figures}
 
     def rows(self) -> Iterator[tuple[str, str | dict]]:
-        found = predict_texts(self.results)
-        names = [f"{value:.4f}" if self.labels is None else self.labels[value] for value in found]
-        scores = [None] * len(found) if self.labels is None else score_texts(self.results)
-        answers = zip(self.texts, names, scores, strict=True)
+        found, labels = predict_texts(self.results), self.task.labels
+        names = [f"{value:.4f}" if labels is None else labels[value] for value in found]
+        scores = [None] * len(found) if labels is None else score_texts(self.results)
+        answers = zip(self.items, names, scores, strict=True)
         return ((text.kind, _predicted(text, name, score)) for text, name, score in answers)
 
     def report(self, folder: Path) -> None:
-        predictions.write(self.rows(), folder, f"{self.split}_predictions")
-        if self.labels is not None:
+        super().report(folder)
+        if self.task.labels is not None:
             found, gold = predict_texts(self.results), gold_texts(self.results)
-            report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, gold, found)
+            report.draw_confusion(folder / f"{self.split}_confusion.png", self.task.labels, gold, found)
 
 
 class SeveralLabelsEvaluation(TextEvaluation):
-    """A label is predicted where its probability is above one half.
-
-    separator: None where cells are lists.
-    """
-
-    labels: Sequence[str]
-
-    def __init__(
-        self, batches: Source, texts: Sequence[Text], labels: Sequence[str], split: str, separator: str | None
-    ):
-        super().__init__(batches, texts, labels, split)
-        self.metric, self.separator = SeveralLabels(), separator
+    """A label is predicted where its probability is above one half."""
 
     def compute(self, results: Results) -> dict[str, float]:
-        found, gold = _mean_logits(results) > 0, gold_texts(results)
-        figures = self.metric.compute(predictions=found.astype(int).tolist(), references=gold.astype(int).tolist())
-        return {"loss": mean_loss(results), **figures}
+        sides = (_mean_logits(results) > 0, gold_texts(results))
+        found, gold = (side.astype(int).tolist() for side in sides)
+        return {"loss": mean_loss(results), **self.metric.compute(predictions=found, references=gold)}
 
     def rows(self) -> Iterator[tuple[str, str | dict]]:
-        for text, logits in zip(self.texts, _mean_logits(self.results), strict=True):
+        separator = self.task.arguments.label_separator  # None where cells are lists
+        for text, logits in zip(self.items, _mean_logits(self.results), strict=True):
             chosen = np.flatnonzero(logits > 0)
             answer: list = [
-                [self.labels[int(label)] for label in chosen],
+                [self.task.labels[int(label)] for label in chosen],
                 (1 / (1 + np.exp(-logits[chosen]))).round(4).tolist(),
             ]
-            if self.separator is not None or text.kind == LINES:
-                answer = [(self.separator or ",").join(map(str, part)) for part in answer]
+            if separator is not None or text.kind == LINES:
+                answer = [(separator or ",").join(map(str, part)) for part in answer]
             yield text.kind, _predicted(text, *answer)
 
     def report(self, folder: Path) -> None:
-        predictions.write(self.rows(), folder, f"{self.split}_predictions")
-
-
-def text_evaluation(
-    batches: Source, texts: Sequence[Text], labels: Sequence[str] | None, split: str, arguments: ClassifyArguments
-) -> TextEvaluation:
-    if labels is None or texts[0].several is None:
-        return TextEvaluation(batches, texts, labels, split)
-    return SeveralLabelsEvaluation(batches, texts, labels, split, arguments.label_separator)
+        TaskEvaluation.report(self, folder)
 
 
 def predict_texts(results: Results) -> np.ndarray:
@@ -418,45 +276,57 @@ def _predicted(text: Text, prediction: str | list, score: float | str | list | N
     return "\t".join(map(str, (*([text.label] if text.label else []), *found.values(), *text.texts)))
 
 
-def text_baseline(texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Baseline:
-    numbers = {label: number for number, label in enumerate(labels or [])}
-    several = texts["train"][0].several is not None
+class TextTask(Task):
+    """One label for a text, several, or a number, which has no labels."""
 
-    def gold(part: Sequence[Text]) -> list:
-        if several:
-            return [np.isin(labels or [], text.labels).astype(int) for text in part]
-        return [float(text.label) if labels is None else numbers[text.label] for text in part]
+    ARGUMENTS, BUILTIN, BUILTIN_FILES = (
+        ClassifyArguments,
+        "paragraphs of Python documentation",
+        builtin.classified_files,
+    )
 
-    learned = sample(texts["train"], "texts")
-    name, predict = fit_texts([text.texts for text in learned], gold(learned), regression=labels is None)
-    metric = Regression() if labels is None else SeveralLabels() if several else Classification()
-    figures = {
-        split: metric.compute(predictions=predict([text.texts for text in part]), references=gold(part))
-        for split, part in texts.items()
-        if split != "train"
-    }
-    return Baseline(name, figures)
+    # Reading
 
+    def splits(self) -> dict[str, list[Text]]:
+        def every_label(texts: list[Text]) -> bool:
+            check_lines(texts)
+            return not is_regression({"train": texts}, self.arguments)
 
-class TextPredictor(Predictor):
-    """One label, several or a number, as the model's configuration says."""
-
-    ARGUMENTS = ClassifyArguments
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        config = self.model.config
-        self.several = config.problem_type == "multi_label_classification"
-        self.labels = None if config.problem_type == "regression" or config.num_labels == 1 else self.names
-
-    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[Text]:
-        for text in _file_texts([path], FILE, decoding, self.arguments, labelled):
-            if labelled and self.labels is not None and (text.several is not None) != self.several:
-                number = (
-                    "any number of labels. Give cells with lists, or --label_separator" if self.several else "one label"
+        splits = self.read_splits(labels=every_label)
+        first = splits["train"][0]
+        for text in chain.from_iterable(splits.values()):
+            if (text.several is None) != (first.several is None):
+                raise InputError(
+                    f"{text.place}: labels are lists in some rows and not in others, such as {first.place}."
                 )
-                raise InputError(f"{text.place}: to this model a text has {number}.")
-            yield text
+        return splits
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterator[Text]:
+        if sources.kind(path) in sources.TABLES:
+            yield from super().from_file(path, decoding, labelled)
+            return
+        for number, line in sources.numbered_lines(path, decoding):
+            if not line.strip():
+                continue
+            (label, text), place = _label_and_text(line), f"{path}:{number}"
+            if not label:
+                raise InputError(f"{place}: the line begins with a blank and not with a label, as `label text` does.")
+            several = _several(label, place, self.arguments)
+            if several is None:
+                label_name(label, place, None)
+            yield Text(text, None, label, place, LINES, {}, several)
+
+    def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> Text:
+        given = self.arguments
+        text = sources.text_cell(row, given.text_column, place, "--text_column")
+        pair_column = given.text_pair_column
+        pair = None if pair_column is None else sources.text_cell(row, pair_column, place, "--text_pair_column")
+        if not labelled:
+            return Text(text, pair, "", place, kind, row)
+        value = sources.cell(row, given.label_column, place, "--label_column")
+        several = _several(value, place, given)
+        label = label_name(value, place, given.label_column) if several is None else ", ".join(several)
+        return Text(text, pair, label, place, kind, row, several)
 
     def from_texts(self, lines: list[Line]) -> Iterator[Text]:
         """The two texts of a pair have a tab between."""
@@ -468,44 +338,120 @@ class TextPredictor(Predictor):
             yield Text(text, pair, "", place, LINES, {})
 
     def are_labelled(self, lines: list[Line]) -> bool:
-        return all(_label_and_text(line)[0] in (self.labels or ()) for _, line in lines)
+        return all(_label_and_text(line)[0] in (self.known or ()) for _, line in lines)
 
-    def evaluation(self, items: list[Text], labelled: bool, split: str) -> TextEvaluation:
+    def read(self, patterns: Sequence[str], labelled: bool) -> list[Text]:
+        texts = super().read(patterns, labelled)
+        for text in texts if labelled and self.known is not None else ():
+            if (text.several is not None) != self.several:
+                number = (
+                    "any number of labels. Give cells with lists, or --label_separator" if self.several else "one label"
+                )
+                raise InputError(f"{text.place}: to this model a text has {number}.")
+        return texts
+
+    # Labels and features
+
+    @property
+    def several(self) -> bool:
+        """Whether a text may have any number of labels."""
+        return self.model.config.problem_type == "multi_label_classification"
+
+    def find_labels(self, splits: dict[str, list[Text]]) -> list[str] | None:
+        return None if is_regression(splits, self.arguments) else super().find_labels(splits)
+
+    @property
+    def known(self) -> list[str] | None:
+        config = self.model.config
+        return None if config.problem_type == "regression" or config.num_labels == 1 else super().known
+
+    def know_labels(self, items: list[Text], labelled: bool) -> None:
+        self.labels = self.known
         if labelled and self.labels is None:
-            is_regression({split: items}, replace(self.arguments, do_regression=True))  # it refuses what is no number
+            is_regression({"eval": items}, replace(self.arguments, do_regression=True))  # it refuses what is no number
         elif labelled:
-            self.labels_of(items)
-        features = text_features(items, self.processor, self.labels, self.arguments)
-        batches = self.batches(features, CollateWindows(self.processor.pad_token_id))
-        if self.several:
-            return SeveralLabelsEvaluation(batches, items, self.names, split, self.arguments.label_separator)
-        return TextEvaluation(batches, items, self.labels, split)
+            super().know_labels(items, labelled)
 
-    def train_items(self) -> list[Text]:
-        return read_texts(self.arguments)["train"]
+    def head(self, items: list[Text]) -> tuple:
+        return AutoModelForSequenceClassification, label_names(self.labels, several=items[0].several is not None)
 
-    def baseline(self, splits: dict[str, list[Text]]) -> Baseline:
-        return text_baseline(splits, self.labels)
+    def features(self, items: list[Text], *, labelled: bool = True, training: bool = False) -> list[Feature]:
+        """input_ids, token_type_ids (if the model has them), labels and example, the index of the text. All windows of a text
+        have its label, as `gold` gives it.
 
+        With --class_weights, labels to train on are the weight in the place of the class, and 0 in the others, as a cross
+        entropy with probabilities takes them; and weight is the text's share of what the loss is divided by.
+        """
+        windows = self.arguments.encoder(self.processor).texts(
+            [text.text for text in items], [text.text_pair for text in items]
+        )
+        answers: list[dict] = [{}] * len(items)
+        if labelled:
+            answers = [{"labels": gold if np.ndim(gold) == 0 else np.float32(gold)} for gold in self.gold(items)]
+        if training and (weights := self.weights(items)) is not None:
+            every = np.diag(weights)
+            answers = [{"labels": every[number], "weight": float(weights[number])} for number in self.gold(items)]
+        return [
+            {**window, **answer, "example": example}
+            for example, (answer, found) in enumerate(zip(answers, windows, strict=True))
+            for window in found
+        ]
 
-def text_card(recipe, texts: dict[str, list[Text]], labels: Sequence[str] | None) -> Card:
-    shown = texts["validation"][0]
-    several, example = shown.several, {"text": shown.text[:100], "text_pair": (shown.text_pair or "")[:100]}
-    return Card(
-        template="finetuned",
-        data=recipe.data_name("paragraphs of Python documentation"),
-        pipeline_tag="text-classification",
-        pipeline="text-classification",
-        task="A regressor of texts" if labels is None else "A classifier of texts",
-        base=base_name(recipe),
-        options="" if several is None else "top_k=None",
-        example=example["text"] if shown.text_pair is None else example,
-        labels=labels,
-        scoring="A long text is the mean of its windows. "
-        + (
-            "`majority` is the accuracy of always giving the most frequent label."
-            if several is None
-            else "A label is given where its probability is above one half. `micro_f1` is over all labels together, "
-            "`macro_f1` the mean over labels, `accuracy` the share of texts whose labels are all right."
-        ),
-    )
+    def gold(self, texts: Sequence[Text]) -> list:
+        """Of each text the number, the class number, or of several labels 0 or 1 for each class."""
+        if self.labels is None:
+            return [float(text.label) for text in texts]
+        if texts[0].several is not None:
+            return [np.isin(self.labels, text.labels).astype(int) for text in texts]
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        return [numbers[text.label] for text in texts]
+
+    def weights(self, texts: Sequence[Text]) -> np.ndarray | None:
+        """What a text of each label weighs, the rarer the more; None: all texts weigh the same."""
+        if self.arguments.class_weights == "none":
+            return None
+        if self.labels is None or texts[0].several is not None:
+            raise InputError("--class_weights: this is for texts with one label each. Leave the flag out.")
+        if not divides_by_count(self.model):
+            raise InputError(
+                f"--class_weights: transformers' {type(self.model).__name__} has a loss of its own, without weights. Convert the "
+                "model to hf_tiny's with `hf-tiny convert`, or leave the flag out."
+            )
+        counts = Counter(text.label for text in texts)
+        # Only their proportions matter, since the loss is divided by their sum. None is below 1: that is the least divisor.
+        return np.array([max(counts.values()) / counts[label] for label in self.labels], dtype=np.float32)
+
+    # Figures
+
+    def metric(self, items: Sequence[Text]) -> Metric:
+        if self.labels is None:
+            return Regression()
+        return Classification() if items[0].several is None else SeveralLabels()
+
+    def evaluation(self, features: list[Feature], items: list[Text], split: str, *, labelled: bool = True):
+        kind = SeveralLabelsEvaluation if self.several else TextEvaluation
+        return kind(self.batches(features, items, labelled=labelled), items, split, self)
+
+    def fit_baseline(self, items: list[Text]) -> tuple:
+        learned, metric = sample(items, "texts"), self.metric(items)
+        name, predict = fit_texts([text.texts for text in learned], self.gold(learned), regression=self.labels is None)
+        return name, lambda part: metric.compute(
+            predictions=predict([text.texts for text in part]), references=self.gold(part)
+        )
+
+    def described(self, shown: Text) -> dict:
+        example = {"text": shown.text[:100], "text_pair": (shown.text_pair or "")[:100]}
+        return {
+            "pipeline_tag": "text-classification",
+            "pipeline": "text-classification",
+            "task": "A regressor of texts" if self.labels is None else "A classifier of texts",
+            "options": "" if shown.several is None else "top_k=None",
+            "example": example["text"] if shown.text_pair is None else example,
+            "scoring": "A long text is the mean of its windows. "
+            + (
+                "`majority` is the accuracy of always giving the most frequent label."
+                if shown.several is None
+                else "A label is given where its probability is above one half. `micro_f1` is over all labels together, "
+                "`macro_f1` the mean over labels, `accuracy` the share of texts whose labels are all right."
+            ),
+        }

@@ -9,37 +9,31 @@ import logging
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_tiny.arguments import flag
-from hf_tiny.baselines import Baseline, TextFeatures, sample
-from hf_tiny.data import builtin, predictions, sources
-from hf_tiny.data.batches import Batch, Source, pad_right
-from hf_tiny.data.encoding import Decoding
-from hf_tiny.data.splits import read_splits
-from hf_tiny.data.windows import CollateWindows, Feature, WindowArguments
+from hf_tiny.baselines import TextFeatures, sample
+from hf_tiny.data import builtin, sources
+from hf_tiny.data.batches import Batch, pad_right
+from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
-from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss
-from hf_tiny.hub import Card
+from hf_tiny.evaluation import Results, array, loss_and_items, mean_loss
 from hf_tiny.metrics import share
 from hf_tiny.models.heads import count_items
 from hf_tiny.models.layers import cross_entropy
 from hf_tiny.models.linking import without_pooler
-from hf_tiny.start import base_name
+from hf_tiny.tasks import Line, Task, TaskEvaluation
 from hf_tiny.tasks.classify import Regression
-from hf_tiny.tasks.predictor import Line, Predictor
 
 logger = logging.getLogger(__name__)
 
-SIDES = ("input_ids", "pair_ids")  # what of a feature is padded: for `BucketedBatches`
 MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
 
 
@@ -67,37 +61,7 @@ class TextPair:
     labels: tuple[str, ...] = ()
 
 
-# Rows to features
-
-
-def read_text_pairs(arguments: EmbedArguments) -> dict[str, list[TextPair]]:
-    def from_files(patterns: list[str], option: str, decoding: Decoding) -> Iterator[TextPair]:
-        for path in sources.expand(patterns, option, tuple(sources.TABLES)):
-            for place, row in sources.table_rows(path, decoding):
-                yield _row_pair(sources.kind(path), place, row, arguments)
-
-    from_row = partial(_row_pair, arguments=arguments)
-    # A text that is in training and in held-out data would be found by heart.
-    together = None if arguments.label_column else lambda pair: pair.texts[0]
-    return read_splits(arguments, builtin.pair_files, from_files, from_row, "pairs", together=together)
-
-
-def _row_pair(kind: str, place: str, row: dict, arguments: EmbedArguments, labelled: bool = True) -> TextPair:
-    """What is not labelled needs neither a similarity nor a second text."""
-    names = {"--text_column": arguments.text_column, "--text_pair_column": arguments.text_pair_column}
-    if not labelled and arguments.text_pair_column not in row:
-        names.pop("--text_pair_column")
-    texts = tuple(sources.text_cell(row, column, place, option) for option, column in names.items())
-    if arguments.label_column is None or not labelled:
-        return TextPair(texts, None, place, kind, row)
-    value = sources.cell(row, arguments.label_column, place, "--label_column")
-    try:
-        score = float(value)
-    except (TypeError, ValueError):
-        score = np.nan
-    if not np.isfinite(score):
-        raise InputError(f"{place}: the similarity {value!r}, column {arguments.label_column!r}, is not a number.")
-    return TextPair(texts, score, place, kind, row)
+# Features
 
 
 def score_range(pairs: Sequence[TextPair]) -> tuple[float, float] | None:
@@ -108,33 +72,6 @@ def score_range(pairs: Sequence[TextPair]) -> tuple[float, float] | None:
     return (min(scores), max(scores)) if scores else None
 
 
-def embed_features(
-    pairs: Sequence[TextPair],
-    tokenizer: PreTrainedTokenizerBase,
-    scores: tuple[float, float] | None,
-    arguments: EmbedArguments,
-) -> list[Feature]:
-    """input_ids and pair_ids, the tokens of both texts; labels, the score of the pair from 0 to 1 (0 where pairs have
-    none); example, the index of the pair. A text has one embedding: what does not fit into a window is cut off."""
-    texts = [text for pair in pairs for text in pair.texts]
-    ids = [feature["input_ids"] for feature in single_features(texts, tokenizer, arguments)]
-    low, high = scores or (0.0, 1.0)
-    return [
-        {**dict(zip(SIDES, ids[2 * number : 2 * number + 2], strict=True)), "labels": value, "example": number}
-        for number, value in enumerate(((pair.score or low) - low) / (high - low) for pair in pairs)
-    ]
-
-
-def single_features(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, arguments: EmbedArguments
-) -> list[Feature]:
-    """The first window of each text, with its index."""
-    windows = list(arguments.encoder(tokenizer).texts(texts, [None] * len(texts)))
-    if cut := sum(len(found) > 1 for found in windows):
-        logger.warning(f"{cut:,} of {len(texts):,} texts are longer than --max_seq_length and are cut off")
-    return [{"input_ids": found[0]["input_ids"], "example": number} for number, found in enumerate(windows)]
-
-
 @dataclass(frozen=True)
 class CollateTextPairs:
     """All first texts of the pairs, then all second ones."""
@@ -142,7 +79,7 @@ class CollateTextPairs:
     pad_token_id: int
 
     def __call__(self, features: Sequence[Feature]) -> Batch:
-        texts = [feature[side] for side in SIDES for feature in features]
+        texts = [feature[side] for side in EmbedTask.SIDES for feature in features]
         sizes = torch.tensor([len(text) for text in texts])
         return {
             "input_ids": pad_right(texts, self.pad_token_id),
@@ -243,13 +180,9 @@ class EmbeddingOn:
 # Figures
 
 
-class EmbedEvaluation(Evaluation):
+class EmbedEvaluation(TaskEvaluation):
     """Pairs with a score: how the cosines agree with it. Without: whether the second text is the nearest of all held-out
     ones to the first (`accuracy`), and the mean of 1 / its rank (`mrr`)."""
-
-    def __init__(self, batches: Source, pairs: Sequence[TextPair], split: str):
-        super().__init__(batches)
-        self.pairs, self.split = pairs, split
 
     def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
         first, second = outputs.embeddings.chunk(2)
@@ -258,18 +191,19 @@ class EmbedEvaluation(Evaluation):
 
     def compute(self, results: Results) -> dict[str, float]:
         loss, order = {"loss": mean_loss(results)}, np.argsort(results["example"])
-        if self.pairs[0].score is not None:
-            gold = [self.pairs[example].score for example in results["example"][order]]
-            figures = Regression().compute(predictions=cosines(results), references=gold)
-            return {**loss, "spearmanr": figures["spearmanr"], "pearson": figures["pearson"]}
+        if self.items[0].score is not None:
+            gold = [self.items[example].score for example in results["example"][order]]
+            return {**loss, **correlations(cosines(results), gold)}
         return {**loss, **retrieval(results["first"][order] @ results["second"][order].T)}
 
     def rows(self) -> Iterator[tuple[str, str | dict]]:
-        for pair, cosine in zip(self.pairs, cosines(self.results), strict=True):
+        for pair, cosine in zip(self.items, cosines(self.results), strict=True):
             yield pair.kind, {**pair.row, "prediction": f"{cosine:.4f}"}
 
-    def report(self, folder: Path) -> None:
-        predictions.write(self.rows(), folder, f"{self.split}_predictions")
+
+def correlations(found: np.ndarray, gold: list) -> dict[str, float]:
+    figures = Regression().compute(predictions=found, references=gold)
+    return {name: figures[name] for name in ("spearmanr", "pearson")}
 
 
 def retrieval(similarities: np.ndarray) -> dict[str, float]:
@@ -278,30 +212,8 @@ def retrieval(similarities: np.ndarray) -> dict[str, float]:
     return {"accuracy": share(ranks == 1), "mrr": share(1 / ranks)}
 
 
-def embed_baseline(pairs: dict[str, list[TextPair]]) -> Baseline:
-    """Cosines of TF-IDF, of characters: the languages of a pair may share no word."""
-    features = TextFeatures("characters").fit([pair.texts for pair in sample(pairs["train"], "pairs")])
-
-    def score(part: Sequence[TextPair]) -> dict[str, float]:
-        texts = [pair.texts for pair in part]
-        if part[0].score is None:
-            first, second = features.sides(texts)
-            return retrieval((first @ second.T).toarray())
-        gold = [pair.score for pair in part]
-        figures = Regression().compute(predictions=features.cosines(texts), references=gold)
-        return {"spearmanr": figures["spearmanr"], "pearson": figures["pearson"]}
-
-    return Baseline(
-        "cosine of TF-IDF of characters", {split: score(part) for split, part in pairs.items() if split != "train"}
-    )
-
-
-class Embeddings(Evaluation):
+class Embeddings(TaskEvaluation):
     """The embedding of each text; of a pair of texts the cosine of theirs."""
-
-    def __init__(self, batches: Source, items: Sequence[TextPair]):
-        super().__init__(batches)
-        self.items = items
 
     def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
         return {"embeddings": array(outputs.embeddings), "example": array(batch["about"]["example"])}
@@ -316,49 +228,98 @@ class Embeddings(Evaluation):
                 yield item.kind, {**item.row, "embedding": [round(value, 6) for value in found[0].tolist()]}
 
 
-class EmbedPredictor(Predictor):
-    """Tables with pairs get the cosine of each pair; other texts their embedding."""
-
-    ARGUMENTS = EmbedArguments
-
-    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[TextPair]:
-        for place, row in sources.table_rows(path, decoding):
-            yield _row_pair(sources.kind(path), place, row, self.arguments, labelled)
-
-    def from_texts(self, lines: list[Line]) -> list[TextPair]:
-        return [TextPair((line,), None, place, ".jsonl", {"text": line}) for place, line in lines]
-
-    def evaluation(self, items: list[TextPair], labelled: bool, split: str) -> Evaluation:
-        tokenizer, pad = self.processor, self.processor.pad_token_id
-        if labelled:
-            features = embed_features(items, tokenizer, score_range(items), self.arguments)
-            return EmbedEvaluation(self.batches(features, CollateTextPairs(pad), SIDES), items, split)
-        texts = [text for item in items for text in item.texts]
-        return Embeddings(self.batches(single_features(texts, tokenizer, self.arguments), CollateWindows(pad)), items)
-
-    def train_items(self) -> list[TextPair]:
-        return read_text_pairs(self.arguments)["train"]
-
-    def baseline(self, splits: dict[str, list[TextPair]]) -> Baseline:
-        return embed_baseline(splits)
-
-
 def cosines(results: Results) -> np.ndarray:
     """Of the two texts of each pair, in the order of the data."""
     return (results["first"] * results["second"]).sum(1)[np.argsort(results["example"])]
 
 
-def embed_card(recipe, pairs: dict[str, list[TextPair]]) -> Card:
-    scored = recipe.label_column is not None
-    return Card(
-        template="embeddings",
-        data=recipe.data_name("dates in English and Korean"),
-        pipeline_tag="sentence-similarity",
-        task="An encoder of sentences",
-        base=base_name(recipe),
-        example=pairs["validation"][0].texts[0][:100],
-        scoring="Spearman's and Pearson's correlation of the cosine with the given similarity."
-        if scored
-        else "`accuracy`: how often the second text of a pair is the nearest to the first, of all held-out ones; `mrr`: the "
-        "mean of 1 / its rank.",
-    )
+class EmbedTask(Task):
+    """Tables with pairs get the cosine of each pair; other texts their embedding."""
+
+    ARGUMENTS, FILES, SIDES = EmbedArguments, tuple(sources.TABLES), ("input_ids", "pair_ids")
+    BUILTIN, BUILTIN_FILES = "dates in English and Korean", builtin.pair_files
+    scores: tuple[float, float] | None = None  # the lowest and the highest that pairs have
+
+    def splits(self) -> dict[str, list[TextPair]]:
+        # A text that is in training and in held-out data would be found by heart.
+        together = None if self.arguments.label_column else lambda pair: pair.texts[0]
+        return self.read_splits(what="pairs", together=together)
+
+    def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> TextPair:
+        """What is not labelled needs neither a similarity nor a second text."""
+        given = self.arguments
+        names = {"--text_column": given.text_column, "--text_pair_column": given.text_pair_column}
+        if not labelled and given.text_pair_column not in row:
+            names.pop("--text_pair_column")
+        texts = tuple(sources.text_cell(row, column, place, option) for option, column in names.items())
+        if given.label_column is None or not labelled:
+            return TextPair(texts, None, place, kind, row)
+        value = sources.cell(row, given.label_column, place, "--label_column")
+        try:
+            score = float(value)
+        except (TypeError, ValueError):
+            score = np.nan
+        if not np.isfinite(score):
+            raise InputError(f"{place}: the similarity {value!r}, column {given.label_column!r}, is not a number.")
+        return TextPair(texts, score, place, kind, row)
+
+    def from_texts(self, lines: list[Line]) -> list[TextPair]:
+        return [TextPair((line,), None, place, ".jsonl", {"text": line}) for place, line in lines]
+
+    def find_labels(self, splits: dict[str, list[TextPair]]) -> None:
+        self.scores = score_range(splits["train"])
+
+    def know_labels(self, items: list[TextPair], labelled: bool) -> None:
+        self.scores = score_range(items)
+
+    def head(self, items: list[TextPair]) -> tuple:
+        return EmbeddingOn(self.arguments.temperature if self.scores is None else None), {}
+
+    def features(self, items: list[TextPair], *, labelled: bool = True, training: bool = False) -> list[Feature]:
+        """input_ids and pair_ids, the tokens of both texts; labels, the score of the pair from 0 to 1 (0 where pairs have
+        none); example, the index of the pair. Without labels each text is a feature, with its index. A text has one
+        embedding: what does not fit into a window is cut off."""
+        texts = self.texts(items)
+        windows = list(self.arguments.encoder(self.processor).texts(texts, [None] * len(texts)))
+        if cut := sum(len(found) > 1 for found in windows):
+            logger.warning(f"{cut:,} of {len(texts):,} texts are longer than --max_seq_length and are cut off")
+        ids = [found[0]["input_ids"] for found in windows]
+        if not labelled:
+            return [{"input_ids": own, "example": number} for number, own in enumerate(ids)]
+        low, high = self.scores or (0.0, 1.0)
+        return [
+            {**dict(zip(self.SIDES, ids[2 * number : 2 * number + 2], strict=True)), "labels": value, "example": number}
+            for number, value in enumerate(((pair.score or low) - low) / (high - low) for pair in items)
+        ]
+
+    def collate(self, labelled: bool):
+        return CollateTextPairs(self.processor.pad_token_id) if labelled else super().collate(labelled)
+
+    def evaluation(self, features: list[Feature], items: list[TextPair], split: str, *, labelled: bool = True):
+        kind = EmbedEvaluation if labelled else Embeddings
+        return kind(self.batches(features, items, labelled=labelled), items, split, self)
+
+    def fit_baseline(self, items: list[TextPair]) -> tuple:
+        """Cosines of TF-IDF, of characters: the languages of a pair may share no word."""
+        features = TextFeatures("characters").fit([pair.texts for pair in sample(items, "pairs")])
+
+        def score(part: Sequence[TextPair]) -> dict[str, float]:
+            texts = [pair.texts for pair in part]
+            if part[0].score is not None:
+                return correlations(features.cosines(texts), [pair.score for pair in part])
+            first, second = features.sides(texts)
+            return retrieval((first @ second.T).toarray())
+
+        return "cosine of TF-IDF of characters", score
+
+    def described(self, shown: TextPair) -> dict:
+        return {
+            "template": "embeddings",
+            "pipeline_tag": "sentence-similarity",
+            "task": "An encoder of sentences",
+            "example": shown.texts[0][:100],
+            "scoring": "Spearman's and Pearson's correlation of the cosine with the given similarity."
+            if self.arguments.label_column is not None
+            else "`accuracy`: how often the second text of a pair is the nearest to the first, of all held-out ones; `mrr`: "
+            "the mean of 1 / its rank.",
+        }

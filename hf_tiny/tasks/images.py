@@ -21,6 +21,7 @@ from transformers.utils import ModelOutput
 from hf_tiny import report
 from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, sample
+from hf_tiny.callbacks import EMA, Callback
 from hf_tiny.checkpoint import loaded
 from hf_tiny.data.augment import Augment, AugmentArguments, Mix
 from hf_tiny.data.batches import Batch, uniform
@@ -37,7 +38,6 @@ from hf_tiny.data.images import (
 )
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results
-from hf_tiny.hub import Card
 from hf_tiny.models import (
     HfTinyGreyImageProcessor,
     HfTinyViTConfig,
@@ -46,10 +46,9 @@ from hf_tiny.models import (
 )
 from hf_tiny.models.vit import patchify, unpatchify
 from hf_tiny.processes import on_main
-from hf_tiny.start import IMAGE_CLASSIFIER, base_name, named, pretrained, read_config
-from hf_tiny.tasks import label_names
+from hf_tiny.start import IMAGE_CLASSIFIER, named, prepare, pretrained, read_config
+from hf_tiny.tasks import FILE, Line, Task, TaskEvaluation, label_names
 from hf_tiny.tasks.classify import Classification, TextEvaluation, predict_texts, score_texts
-from hf_tiny.tasks.predictor import FILE, Line, Predictor
 
 logger = logging.getLogger(__name__)
 
@@ -168,19 +167,6 @@ def start_masked(recipe, config: PreTrainedConfig) -> HfTinyViTForMaskedImageMod
     return HfTinyViTForMaskedImageModeling(config)
 
 
-def start_classifier(recipe, config: PreTrainedConfig, labels: Sequence[str]) -> PreTrainedModel:
-    if recipe.model_name_or_path:
-        names = ("image_size", "drop_path_rate", "label_smoothing", *recipe.given_settings)
-        changes = {name: vars(config)[name] for name in names if isinstance(config, HfTinyViTConfig)}
-        return pretrained(
-            recipe.model_name_or_path, AutoModelForImageClassification, {**label_names(labels), **changes}
-        )
-    config.update(label_names(labels))
-    model = AutoModelForImageClassification.from_config(config)
-    logger.info(f"{type(model).__name__}: from scratch, {model.num_parameters():,} parameters.")
-    return model
-
-
 @torch.no_grad()
 def start_patches(recipe, model: PreTrainedModel, data: ImageData, collate: Normalize) -> None:
     """Let the projection of patches start from their principal components in the training images. Outputs beyond these keep
@@ -205,17 +191,6 @@ def start_patches(recipe, model: PreTrainedModel, data: ImageData, collate: Norm
     if found is not None:
         weight[: len(found)] = found * weight.norm(dim=1).mean()
         logger.info(f"The projection of patches starts from {len(found)} principal components of the training images.")
-
-
-def start_mix(recipe, config: PreTrainedConfig, labels: Sequence[str]) -> Mix | None:
-    if not (recipe.mixup or recipe.cutmix):
-        return None
-    if not isinstance(config, HfTinyViTConfig):
-        raise InputError(
-            f"--mixup and --cutmix give images two labels, of which transformers' {config.model_type} would make another "
-            "loss: leave them out, or convert the model to hf_tiny's ViT (see hf_tiny/convert.py)."
-        )
-    return Mix(len(labels), recipe.mixup, recipe.cutmix)
 
 
 # Batches and figures
@@ -253,11 +228,6 @@ class ImageEvaluation(TextEvaluation):
     one of what the model looks at."""
 
     batches: ImageBatches
-    labels: Sequence[str]
-
-    def __init__(self, batches: ImageBatches, labels: Sequence[str], split: str, model: PreTrainedModel):
-        super().__init__(batches, batches.data.images, labels, split)
-        self.model = model
 
     def collect(self, outputs: ModelOutput, batch: Batch) -> Results:
         """The labels that were learned may be mixed, these are not."""
@@ -265,9 +235,12 @@ class ImageEvaluation(TextEvaluation):
 
     def rows(self) -> Iterator[tuple[str, str | dict]]:
         answers = zip(predict_texts(self.results), score_texts(self.results), strict=True)
-        for image, (number, score) in zip(self.texts, answers, strict=True):
+        for image, (number, score) in zip(self.items, answers, strict=True):
             gold = {} if image.label is None else {"label": image.label}
-            yield ".csv", {"image": image.place, **gold, "prediction": self.labels[number], "prediction_score": score}
+            yield (
+                ".csv",
+                {"image": image.place, **gold, "prediction": self.task.labels[number], "prediction_score": score},
+            )
 
     def report(self, folder: Path) -> None:
         super().report(folder)
@@ -275,14 +248,15 @@ class ImageEvaluation(TextEvaluation):
 
     def draw_attention(self, path: Path) -> None:
         """What the model looks at, in some of the images, above which stands what it takes them for."""
-        if isinstance(self.model, HfTinyViTForImageClassification):
+        model = self.task.model
+        if isinstance(model, HfTinyViTForImageClassification):
             found = predict_texts(self.results)
             rows, batch = spread_out(self.batches)
             shown = {
                 "image": self.batches.collate.restored(batch["pixel_values"]),
-                "attention": pooled_attention(self.model, batch["pixel_values"].to(self.model.device)),
+                "attention": pooled_attention(model, batch["pixel_values"].to(model.device)),
             }
-            titles = [self.labels[found[row]] for row in rows]
+            titles = [self.task.labels[found[row]] for row in rows]
             report.draw_images(path, shown, titles, "attention: share of the highest")
 
 
@@ -326,6 +300,104 @@ class MaskedImageEvaluation(Evaluation):
         report.draw_images(folder / "reconstructions.png", rows)
 
 
+class ImageTask(Task):
+    ARGUMENTS, KIND, WHAT, EVALUATION = ImageArguments, IMAGE_CLASSIFIER, "images", ImageEvaluation
+    BUILTIN = "digits of scikit-learn"
+    data: dict[str, ImageData] | None = None  # of a recipe
+
+    # Reading
+
+    def splits(self) -> dict[str, list[LabelledImage]]:
+        return read_images(self.arguments, labelled=True)
+
+    def read(self, patterns: Sequence[str], labelled: bool) -> list[LabelledImage]:
+        found = list(file_images(list(patterns), FILE, self.arguments, labelled))
+        if not found:
+            raise InputError(f"{', '.join(patterns)}: there are no images in it.")
+        return found
+
+    def from_texts(self, lines: list[Line]) -> list[LabelledImage]:
+        """Each line is the path of an image."""
+        return self.read([line.strip() for _, line in lines], labelled=False)
+
+    def kinds(self, items: list[LabelledImage]) -> set[str]:
+        return {".csv"}
+
+    # Features and the model
+
+    def features(self, items: list[LabelledImage], *, labelled: bool = True, training: bool = False) -> ImageData:
+        config = self.model.config
+        return ImageData(items, image_size(config), config.num_channels, self.labels, self.arguments.skip_bad_images)
+
+    def start(self, splits: dict[str, list[LabelledImage]]) -> dict[str, ImageData]:
+        recipe, self.labels = self.arguments, self.find_labels(splits)
+        changes = {"drop_path_rate": recipe.drop_path_rate, "label_smoothing": recipe.label_smoothing}
+        config = start_config(recipe, splits["train"], least_patch=4, **changes)
+        self.model = self.start_model(config)
+        self.data = {split: self.features(part) for split, part in splits.items()}
+        self.processor = start_processor(recipe, config, self.data["train"])
+        start_patches(recipe, self.model, self.data["train"], ClassifyImages(self.processor, recipe.seed))
+        return self.data
+
+    def start_model(self, config: PreTrainedConfig) -> PreTrainedModel:
+        recipe, names = self.arguments, label_names(self.labels)
+        if recipe.model_name_or_path:
+            kept = ("image_size", "drop_path_rate", "label_smoothing", *recipe.given_settings)
+            changes = {name: vars(config)[name] for name in kept if isinstance(config, HfTinyViTConfig)}
+            return pretrained(recipe.model_name_or_path, AutoModelForImageClassification, {**names, **changes})
+        config.update(names)
+        model = AutoModelForImageClassification.from_config(config)
+        logger.info(f"{type(model).__name__}: from scratch, {model.num_parameters():,} parameters.")
+        return model
+
+    def prepare(self) -> tuple[list[dict], list[Callback]]:
+        groups, callbacks = prepare(self.model, self.arguments)
+        # Averaged before adapters are merged.
+        return groups, [*([EMA(self.arguments.ema)] if self.arguments.ema else []), *callbacks]
+
+    def mix(self) -> Mix | None:
+        recipe, config = self.arguments, self.model.config
+        if not (recipe.mixup or recipe.cutmix):
+            return None
+        if not isinstance(config, HfTinyViTConfig):
+            raise InputError(
+                f"--mixup and --cutmix give images two labels, of which transformers' {config.model_type} would make another "
+                "loss: leave them out, or convert the model to hf_tiny's ViT (see hf_tiny/convert.py)."
+            )
+        return Mix(len(self.labels or ()), recipe.mixup, recipe.cutmix)
+
+    def batches(
+        self, features: ImageData, items: list, *, labelled: bool = True, training: bool = False
+    ) -> ImageBatches:
+        given = self.arguments
+        if not training:
+            collate = ClassifyImages(self.processor, seed=0)
+            return ImageBatches(features, collate, given.per_device_eval_batch_size, 0, False)
+        collate = ClassifyImages(self.processor, given.seed, Augment(given), self.mix())
+        return ImageBatches(features, collate, given.per_device_train_batch_size, given.seed)
+
+    # Figures
+
+    def metric(self, items: Sequence[LabelledImage]) -> Classification:
+        return Classification()
+
+    def evaluation(self, features: ImageData, items: list, split: str, *, labelled: bool = True) -> TaskEvaluation:
+        return super().evaluation(features, list(features.images), split)  # those that can be read
+
+    def baseline(self, splits: dict[str, list[LabelledImage]]) -> Baseline:
+        return image_baseline(self.data or {split: self.features(part) for split, part in splits.items()})
+
+    def described(self, shown: LabelledImage) -> dict:
+        return {
+            "pipeline_tag": "image-classification",
+            "pipeline": "image-classification",
+            "task": "A classifier of images",
+            "example": "image.png",
+            "unit": "images",
+            "scoring": "`majority` is the accuracy of always giving the most frequent label.",
+        }
+
+
 def image_baseline(data: dict[str, ImageData]) -> Baseline:
     """Logistic regression on the pixels, standardised."""
     from sklearn.linear_model import LogisticRegression
@@ -343,54 +415,3 @@ def image_baseline(data: dict[str, ImageData]) -> Baseline:
         pixels, labels = read(split, range(len(data[split])))
         figures[split] = Classification().compute(predictions=learner.predict(pixels), references=labels)
     return Baseline("logistic regression on pixels", figures)
-
-
-class ImagePredictor(Predictor):
-    ARGUMENTS, WHAT = ImageArguments, "images"
-
-    def read(self, patterns: Sequence[str], labelled: bool) -> list[LabelledImage]:
-        found = list(file_images(list(patterns), FILE, self.arguments, labelled))
-        if not found:
-            raise InputError(f"{', '.join(patterns)}: there are no images in it.")
-        return found
-
-    def from_texts(self, lines: list[Line]) -> list[LabelledImage]:
-        """Each line is the path of an image."""
-        return self.read([line.strip() for _, line in lines], labelled=False)
-
-    def kinds(self, items: list[LabelledImage]) -> set[str]:
-        return {".csv"}
-
-    def data(self, images: list[LabelledImage]) -> ImageData:
-        config = self.model.config
-        return ImageData(images, image_size(config), config.num_channels, self.names, self.arguments.skip_bad_images)
-
-    def evaluation(self, items: list[LabelledImage], labelled: bool, split: str) -> ImageEvaluation:
-        self.labels_of(items)
-        collate, size = ClassifyImages(self.processor, seed=0), self.arguments.per_device_eval_batch_size
-        return ImageEvaluation(ImageBatches(self.data(items), collate, size, 0, False), self.names, split, self.model)
-
-    def train_items(self) -> list[LabelledImage]:
-        return read_images(self.arguments, labelled=True)["train"]
-
-    def baseline(self, splits: dict[str, list[LabelledImage]]) -> Baseline:
-        return image_baseline({split: self.data(part) for split, part in splits.items()})
-
-
-def image_card(recipe, labels: Sequence[str] | None) -> Card:
-    if labels is None:
-        return Card(
-            template="vit", pipeline_tag="image-feature-extraction", data=recipe.data_name("digits of scikit-learn")
-        )
-    return Card(
-        template="finetuned",
-        data=recipe.data_name("digits of scikit-learn"),
-        pipeline_tag="image-classification",
-        pipeline="image-classification",
-        task="A classifier of images",
-        base=base_name(recipe),
-        example="image.png",
-        labels=labels,
-        unit="images",
-        scoring="`majority` is the accuracy of always giving the most frequent label.",
-    )

@@ -3,34 +3,29 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from hf_tiny.arguments import flag
-from hf_tiny.baselines import Baseline
-from hf_tiny.data import builtin, conllu, predictions, sources
-from hf_tiny.data.batches import Batch, Source
+from hf_tiny.data import builtin, conllu, sources
+from hf_tiny.data.batches import Batch
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
 from hf_tiny.data.encoding import Decoding
-from hf_tiny.data.splits import read_splits
-from hf_tiny.data.windows import IGNORED, CollateWindows, Feature, WindowArguments
+from hf_tiny.data.windows import IGNORED, Feature, WindowArguments
 from hf_tiny.errors import InputError
-from hf_tiny.evaluation import Evaluation, Results, array, mean_loss
-from hf_tiny.hub import Card
+from hf_tiny.evaluation import Results, array, mean_loss
 from hf_tiny.metrics import Metric, share
 from hf_tiny.models import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
 from hf_tiny.models.trees import maximum_spanning_tree
 from hf_tiny.models.words import affixes
-from hf_tiny.start import base_name
-from hf_tiny.tasks.predictor import FILE, Line, Predictor
+from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +33,18 @@ TREE_COLUMNS = ("tokens", "upos", "head", "deprel")  # as the treebanks of the H
 KLUE_COLUMNS = ("word_form", "pos", "head", "deprel")
 PREDICATES = ("VERB", "ADJ")
 OMITTED = "omitted"
-ABOUT = ("example", "first_word", "num_words", "owned", "gold_heads", "gold_labels")  # what is not for the model
+DESCRIBED = {  # by --task: what the model is, and how it is scored
+    "parse": (
+        "A dependency parser",
+        "By the rules of CoNLL 2018 on given words: all words count, punctuation too; `las` ignores the subtypes of "
+        "relations, `las_full` does not.",
+    ),
+    "subject": (
+        "A finder of subjects",
+        "Over the predicates (VERB and ADJ): the right subject, or rightly that there is none. `majority` is the share "
+        "of predicates without one.",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class ParseArguments(WindowArguments):
     """What the links between words are."""
 
     task: str = flag(
-        "parse", "parse: the head of each word; subject: the subject of each predicate.", choices=("parse", "subject")
+        "parse", "parse: the head of each word; subject: the subject of each predicate.", choices=tuple(DESCRIBED)
     )
 
 
@@ -64,21 +70,7 @@ class LinkingOn:
         return HfTinyTokenLinkingModel(HfTinyTokenLinkingConfig(encoder=encoder, **cls.SETTINGS, **config))
 
 
-# Rows to features
-
-
-def read_trees(arguments: ParseArguments) -> dict[str, list[Sentence]]:
-    splits = read_splits(arguments, builtin.treebank_files, _file_trees, _row_tree, "sentences")
-    return splits if arguments.task == "parse" else {split: subjects(part) for split, part in splits.items()}
-
-
-def _file_trees(patterns: list[str], option: str, decoding: Decoding, labelled: bool = True) -> Iterator[Sentence]:
-    for path in sources.expand(patterns, option, (*conllu.LAYOUTS, *LISTS)):
-        if sources.kind(path) in conllu.LAYOUTS:
-            yield from conllu.read_treebank(path, decoding, _linked if labelled else _unlinked)
-        else:
-            for place, row in sources.table_rows(path, decoding):
-                yield _row_tree(sources.kind(path), place, row, labelled)
+# Rows to sentences
 
 
 def _linked(rows: list[list[str]], name: str) -> dict:
@@ -87,25 +79,6 @@ def _linked(rows: list[list[str]], name: str) -> dict:
 
 def _unlinked(rows: list[list[str]], name: str) -> dict:
     return {"heads": (None,) * len(rows), "word_labels": (None,) * len(rows)}
-
-
-def _row_tree(kind: str, place: str, row: dict, labelled: bool = True) -> Sentence:
-    names = KLUE_COLUMNS if KLUE_COLUMNS[0] in row else TREE_COLUMNS
-    if not labelled:
-        row = {**{name: ["_"] * len(row.get(names[0]) or []) for name in names[1:]}, **row}
-    words, *columns = (list(map(str, sources.list_cell(row, name, place, "a column of this name"))) for name in names)
-    for name, values in zip(names[1:], columns, strict=True):
-        if len(values) != len(words):
-            raise InputError(
-                f"{place}: there are {len(words)} words and {len(values)} in {name!r}; each word needs one."
-            )
-    rows = [
-        [str(number), word, "_", upos, "_", "_", head, relation, "_", "_"]
-        for number, (word, upos, head, relation) in enumerate(zip(words, *columns, strict=True), 1)
-    ]
-    lines = (json.dumps(row, ensure_ascii=False, default=str),)
-    fields = (_linked if labelled else _unlinked)(rows, f"{place}: in this row")
-    return Sentence(tuple(words), place=place, kind=kind, lines=lines, upos=tuple(columns[0]), **fields)
 
 
 def subjects(sentences: Sequence[Sentence]) -> list[Sentence]:
@@ -125,45 +98,6 @@ def subjects(sentences: Sequence[Sentence]) -> list[Sentence]:
         found.append(replace(sentence, heads=tuple(heads), word_labels=tuple(relations)))
     logger.info(f"{dropped:,} subjects of words that are neither {' nor '.join(PREDICATES)} are left out")
     return found
-
-
-def link_features(
-    sentences: Sequence[Sentence],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str],
-    arguments: ParseArguments,
-    affix_buckets: int = LinkingOn.SETTINGS["affix_buckets"],
-    labelled: bool = True,
-) -> list[Feature]:
-    """input_ids, token_type_ids, and for each of the W words of the window: word_spans (W, 2), its first token and the
-    one after its last; affixes (W, NUM_AFFIXES); owned; gold_heads and gold_labels, -100 if it is not owned or not
-    scored, with heads counted in the sentence; heads and labels, to learn from: counted in the window, and -100 also if
-    the head is outside of it. first_word is the index of the first of them in the sentence, example that of the
-    sentence. A window of labelled data in which nothing is scored is left out."""
-    numbers: dict[str | None, int] = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
-    features = []
-    for example, window in arguments.encoder(tokenizer).words(sentences):
-        sentence = sentences[example]
-        gold_heads = window.own([IGNORED if head is None else head for head in sentence.heads])
-        gold_labels = window.own([numbers[relation] for relation in sentence.word_labels])
-        outside = (gold_heads != 0) & ((gold_heads <= window.start) | (gold_heads > window.stop))
-        if not labelled or (gold_heads != IGNORED).any():
-            features.append(
-                {
-                    **window.feature,
-                    "word_spans": window.spans,
-                    "affixes": affixes(sentence.words[window.start : window.stop], affix_buckets),
-                    "heads": np.where(outside, IGNORED, np.where(gold_heads == 0, 0, gold_heads - window.start)),
-                    "labels": np.where(outside, IGNORED, gold_labels),
-                    "gold_heads": gold_heads,
-                    "gold_labels": gold_labels,
-                    "owned": window.owned,
-                    "first_word": window.start,
-                    "num_words": len(gold_heads),
-                    "example": example,
-                }
-            )
-    return features
 
 
 # Figures
@@ -215,13 +149,7 @@ class Subjects(Metric):
         }
 
 
-class LinkEvaluation(Evaluation):
-    def __init__(self, batches: Source, sentences: Sequence[Sentence], labels: Sequence[str], split: str, task: str):
-        super().__init__(batches)
-        self.sentences, self.split, self.task = sentences, split, task
-        self.relations = np.array(labels, dtype=object)
-        self.metric = Parsing() if task == "parse" else Subjects()
-
+class LinkEvaluation(TaskEvaluation):
     def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
         about = batch["about"]
         sizes, width = about["num_words"], outputs.logits.shape[1]
@@ -237,38 +165,33 @@ class LinkEvaluation(Evaluation):
 
     def compute(self, results: Results) -> dict[str, float]:
         sentences = [
-            (*decode(one, self.task), one["gold_heads"], one["gold_labels"]) for _, one in whole_sentences(results)
+            (*decode(one, self.task.task), one["gold_heads"], one["gold_labels"]) for _, one in whole_sentences(results)
         ]
         heads, found, gold_heads, gold_found = map(np.concatenate, zip(*sentences, strict=True))
         scored = gold_heads != IGNORED
-        compared = {"predictions": heads[scored], "references": gold_heads[scored]}
-        if self.task == "parse":
-            relations = {"relations": found, "reference_relations": gold_found}
-            compared |= {name: self.relations[ids[scored]].tolist() for name, ids in relations.items()}
-        return {"loss": mean_loss(results), **self.metric.compute(**compared)}
+        relations = np.array(self.task.labels, dtype=object)
+        links = (heads[scored], relations[found[scored]], gold_heads[scored], relations[gold_found[scored]])
+        return {"loss": mean_loss(results), **score_links(self.metric, *(side.tolist() for side in links))}
 
     def rows(self) -> Iterator[tuple[str, str | dict]]:
-        decoded = {example: decode(one, self.task) for example, one in whole_sentences(self.results)}
-        nothing = np.empty(0, dtype=np.int64)
-        for example, sentence in enumerate(self.sentences):
+        decoded = {example: decode(one, self.task.task) for example, one in whole_sentences(self.results)}
+        relations, nothing = np.array(self.task.labels, dtype=object), np.empty(0, dtype=np.int64)
+        for example, sentence in enumerate(self.items):
             heads, numbers = decoded.get(example, (nothing, nothing))
             # Windows in which nothing is scored are not asked: some words at the end may have no answer.
             rest = [None] * (len(sentence.words) - len(heads))
-            yield self.predicted(sentence, heads.tolist() + rest, self.relations[numbers].tolist() + rest)
-
-    def report(self, folder: Path) -> None:
-        predictions.write(self.rows(), folder, f"{self.split}_predictions")
+            yield self.predicted(sentence, heads.tolist() + rest, relations[numbers].tolist() + rest)
 
     def predicted(self, sentence: Sentence, heads: list, relations: list) -> tuple[str, str | dict]:
         """Heads and relations in HEAD and DEPREL of CoNLL-U, subjects (of predicates only) as `Subject=` in MISC; in the row
         of a table as the column `prediction`, pairs of head and relation."""
-        if self.task == "subject":
+        if self.task.task == "subject":
             asked = [gold is not None for gold in sentence.heads]
             heads = [head if scored else None for head, scored in zip(heads, asked, strict=True)]
         if sentence.kind in LISTS:
             row = json.loads(sentence.lines[0])
             return sentence.kind, {**row, "prediction": list(zip(heads, relations, strict=True))}
-        if self.task == "subject":
+        if self.task.task == "subject":
             found = [None if head is None else str(head) for head in heads]
             return TREEBANK, conllu.fill(sentence, {}, {"Subject": found})
         columns = {
@@ -277,6 +200,15 @@ class LinkEvaluation(Evaluation):
             conllu.DEPS: ["_"] * len(heads),
         }
         return TREEBANK if sentence.kind == TREEBANK else ".conll", conllu.fill(sentence, columns)
+
+
+def score_links(
+    metric: Metric, heads: list, relations: list, gold_heads: list, gold_relations: list
+) -> dict[str, float]:
+    links = {"predictions": heads, "references": gold_heads}
+    if isinstance(metric, Parsing):
+        links |= {"relations": relations, "reference_relations": gold_relations}
+    return metric.compute(**links)
 
 
 def whole_sentences(results: Results) -> Iterator[tuple[int, Results]]:
@@ -315,53 +247,56 @@ def decode(sentence: Results, task: str) -> tuple[np.ndarray, np.ndarray]:
     return heads, sentence["best_labels"][np.arange(len(heads)), heads]
 
 
-def link_baseline(trees: dict[str, list[Sentence]], task: str) -> Baseline:
-    """Each word is attached to its neighbour on the side that the treebank prefers, by the most frequent relation of such
-    links; what has no neighbour there is the root. Of subjects: all are omitted."""
-    links = [
-        (head - place, relation)
-        for tree in trees["train"]
-        for place, (head, relation) in enumerate(zip(tree.heads, tree.word_labels, strict=True), 1)
-        if head
-    ]
-    sides = Counter(offset for offset, _ in links if abs(offset) == 1)
-    side = sides.most_common(1)[0][0] if sides else 1
-    usual = Counter(relation for offset, relation in links if offset == side).most_common(1)[0][0] if sides else "root"
+class LinkTask(Task):
+    """Of trees, or of subjects."""
 
-    def score(part: Sequence[Sentence]) -> dict[str, float]:
-        found, gold = [], []
-        for tree in part:
-            neighbours = range(1 + side, 1 + side + len(tree.words))
-            heads = [head if head <= len(tree.words) and task == "parse" else 0 for head in neighbours]
-            found += [(head, usual if head else "root") for head in heads]
-            gold += zip(tree.heads, tree.word_labels, strict=True)
-        pairs = [(*one, *other) for one, other in zip(found, gold, strict=True) if other[0] is not None]
-        heads, relations, gold_heads, gold_relations = map(list, zip(*pairs, strict=True))
-        if task == "subject":
-            return Subjects().compute(predictions=heads, references=gold_heads)
-        return Parsing().compute(
-            predictions=heads, references=gold_heads, relations=relations, reference_relations=gold_relations
-        )
-
-    neighbour = "next" if side == 1 else "previous"
-    name = f"each word depends on the {neighbour} one" if task == "parse" else "every subject is omitted"
-    return Baseline(name, {split: score(part) for split, part in trees.items() if split != "train"})
-
-
-class LinkPredictor(Predictor):
-    """Of trees, or of subjects, as the model's configuration says."""
-
-    ARGUMENTS, WHAT, TABLES, OPEN_ENDED = ParseArguments, "sentences", (*conllu.LAYOUTS, *LISTS), True
+    ARGUMENTS, WHAT, FILES, EVALUATION = ParseArguments, "sentences", (*conllu.LAYOUTS, *LISTS), LinkEvaluation
+    BUILTIN, BUILTIN_FILES = "treebank of Python source", builtin.treebank_files
+    open_ended = True  # treebanks have rare relations
+    ABOUT = ("example", "first_word", "num_words", "owned", "gold_heads", "gold_labels")
 
     @property
     def task(self) -> str:
+        if self.model is None:
+            return self.arguments.task
         return "parse" if self.model.config.tree else "subject"
 
-    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> list[Sentence]:
-        return self.asked(list(_file_trees([path], FILE, decoding, labelled)))
+    # Reading
+
+    def splits(self) -> dict[str, list[Sentence]]:
+        splits = self.read_splits()
+        return splits if self.task == "parse" else {split: subjects(part) for split, part in splits.items()}
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterable[Sentence]:
+        if sources.kind(path) in conllu.LAYOUTS:
+            return conllu.read_treebank(path, decoding, _linked if labelled else _unlinked)
+        return super().from_file(path, decoding, labelled)
+
+    def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> Sentence:
+        names = KLUE_COLUMNS if KLUE_COLUMNS[0] in row else TREE_COLUMNS
+        if not labelled:
+            row = {**{name: ["_"] * len(row.get(names[0]) or []) for name in names[1:]}, **row}
+        words, *columns = (
+            list(map(str, sources.list_cell(row, name, place, "a column of this name"))) for name in names
+        )
+        for name, values in zip(names[1:], columns, strict=True):
+            if len(values) != len(words):
+                raise InputError(
+                    f"{place}: there are {len(words)} words and {len(values)} in {name!r}; each word needs one."
+                )
+        rows = [
+            [str(number), word, "_", upos, "_", "_", head, relation, "_", "_"]
+            for number, (word, upos, head, relation) in enumerate(zip(words, *columns, strict=True), 1)
+        ]
+        lines = (json.dumps(row, ensure_ascii=False, default=str),)
+        fields = (_linked if labelled else _unlinked)(rows, f"{place}: in this row")
+        return Sentence(tuple(words), place=place, kind=kind, lines=lines, upos=tuple(columns[0]), **fields)
 
     def from_texts(self, lines: list[Line]) -> list[Sentence]:
         return self.asked([conllu.from_text(line, place, _unlinked) for place, line in lines])
+
+    def read(self, patterns: Sequence[str], labelled: bool) -> list[Sentence]:
+        return self.asked(super().read(patterns, labelled))
 
     def asked(self, sentences: list[Sentence]) -> list[Sentence]:
         """Of subjects only those of predicates are asked for."""
@@ -375,41 +310,81 @@ class LinkPredictor(Predictor):
                 )
         return subjects(sentences)
 
-    def evaluation(self, items: list[Sentence], labelled: bool, split: str) -> LinkEvaluation:
-        labels = self.labels_of(items)
-        buckets = self.model.config.affix_buckets
-        features = link_features(items, self.processor, labels, self.arguments, buckets, labelled)
-        batches = self.batches(features, CollateWindows(self.processor.pad_token_id, ABOUT))
-        return LinkEvaluation(batches, items, labels, split, self.task)
+    # Features and the model
 
-    def train_items(self) -> list[Sentence]:
-        return read_trees(self.arguments)["train"]
+    def texts(self, items: list[Sentence]) -> list[str]:
+        return [" ".join(sentence.words) for sentence in items]
 
-    def baseline(self, splits: dict[str, list[Sentence]]) -> Baseline:
-        return link_baseline(splits, self.task)
+    def head(self, items: list[Sentence]) -> tuple:
+        return LinkingOn, {"tree": self.task == "parse", **label_names(self.labels)}
 
+    def features(self, items: list[Sentence], *, labelled: bool = True, training: bool = False) -> list[Feature]:
+        """input_ids, token_type_ids, and for each of the W words of the window: word_spans (W, 2), its first token and the
+        one after its last; affixes (W, NUM_AFFIXES); owned; gold_heads and gold_labels, -100 if it is not owned or not
+        scored, with heads counted in the sentence; heads and labels, to learn from: counted in the window, and -100 also if
+        the head is outside of it. first_word is the index of the first of them in the sentence, example that of the
+        sentence. A window of labelled data in which nothing is scored is left out."""
+        numbers: dict[str | None, int] = {label: number for number, label in enumerate(self.labels or ())}
+        numbers[None] = IGNORED
+        buckets, features = self.model.config.affix_buckets, []
+        for example, window in self.arguments.encoder(self.processor).words(items):
+            sentence = items[example]
+            gold_heads = window.own([IGNORED if head is None else head for head in sentence.heads])
+            gold_labels = window.own([numbers[relation] for relation in sentence.word_labels])
+            outside = (gold_heads != 0) & ((gold_heads <= window.start) | (gold_heads > window.stop))
+            if not labelled or (gold_heads != IGNORED).any():
+                features.append(
+                    {
+                        **window.feature,
+                        "word_spans": window.spans,
+                        "affixes": affixes(sentence.words[window.start : window.stop], buckets),
+                        "heads": np.where(outside, IGNORED, np.where(gold_heads == 0, 0, gold_heads - window.start)),
+                        "labels": np.where(outside, IGNORED, gold_labels),
+                        "gold_heads": gold_heads,
+                        "gold_labels": gold_labels,
+                        "owned": window.owned,
+                        "first_word": window.start,
+                        "num_words": len(gold_heads),
+                        "example": example,
+                    }
+                )
+        return features
 
-def link_card(recipe, trees: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:
-    tasks = {
-        "parse": (
-            "A dependency parser",
-            "By the rules of CoNLL 2018 on given words: all words count, punctuation too; `las` ignores the subtypes of "
-            "relations, `las_full` does not.",
-        ),
-        "subject": (
-            "A finder of subjects",
-            "Over the predicates (VERB and ADJ): the right subject, or rightly that there is none. `majority` is the share "
-            "of predicates without one.",
-        ),
-    }
-    task, scoring = tasks[recipe.task]
-    return Card(
-        template="finetuned",
-        data=recipe.data_name("treebank of Python source"),
-        pipeline="dependency-parsing",
-        task=task,
-        base=base_name(recipe),
-        example=(trees["validation"][0].text or " ".join(trees["validation"][0].words))[:100],
-        labels=labels,
-        scoring=scoring,
-    )
+    # Figures
+
+    def metric(self, items: Sequence[Sentence]) -> Metric:
+        return Parsing() if self.task == "parse" else Subjects()
+
+    def fit_baseline(self, items: list[Sentence]) -> tuple:
+        """Each word is attached to its neighbour on the side that the treebank prefers, by the most frequent relation of such
+        links; what has no neighbour there is the root. Of subjects: all are omitted."""
+        links = [
+            (head - place, relation)
+            for tree in items
+            for place, (head, relation) in enumerate(zip(tree.heads, tree.word_labels, strict=True), 1)
+            if head
+        ]
+        sides = Counter(offset for offset, _ in links if abs(offset) == 1)
+        side = sides.most_common(1)[0][0] if sides else 1
+        usual = (
+            Counter(relation for offset, relation in links if offset == side).most_common(1)[0][0] if sides else "root"
+        )
+
+        def score(part: Sequence[Sentence]) -> dict[str, float]:
+            pairs = []
+            for tree in part:
+                neighbours = range(1 + side, 1 + side + len(tree.words))
+                heads = [head if head <= len(tree.words) and self.task == "parse" else 0 for head in neighbours]
+                found = ((head, usual if head else "root") for head in heads)
+                pairs += zip(found, zip(tree.heads, tree.word_labels, strict=True), strict=True)
+            scored = [(*found, *gold) for found, gold in pairs if gold[0] is not None]
+            return score_links(self.metric(part), *map(list, zip(*scored, strict=True)))
+
+        neighbour = "next" if side == 1 else "previous"
+        name = f"each word depends on the {neighbour} one" if self.task == "parse" else "every subject is omitted"
+        return name, score
+
+    def described(self, shown: Sentence) -> dict:
+        task, scoring = DESCRIBED[self.task]
+        example = (shown.text or " ".join(shown.words))[:100]
+        return {"pipeline": "dependency-parsing", "task": task, "example": example, "scoring": scoring}

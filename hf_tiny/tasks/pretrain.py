@@ -30,7 +30,7 @@ from hf_tiny.data.batches import Batch, Batches, Source
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.encoding import UTF8, Decoding
 from hf_tiny.data.masking import MaskTokens
-from hf_tiny.data.windows import CollateWindows, WindowArguments
+from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results, array, mean_loss, perplexity
 from hf_tiny.metrics import Metric
@@ -39,8 +39,9 @@ from hf_tiny.models.electra import OBJECTIVES
 from hf_tiny.optim import parameter_groups
 from hf_tiny.processes import on_main
 from hf_tiny.start import ENCODER, InitArguments, check_init, quiet, read_config, start_words
-from hf_tiny.tasks.predictor import Line, Predictor
+from hf_tiny.tasks import Line, Task, TaskEvaluation
 from hf_tiny.tokenizer import NEEDED_TOKENS, extend_tokenizer, load_existing
+from hf_tiny.train import train
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +220,18 @@ def start_objective(model: HfTinyElectraForPreTraining, recipe) -> tuple[list[di
     return groups, stages
 
 
+def pretrain(
+    recipe, corpus: Corpus, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, collate, evaluation, **others
+) -> dict[str, float]:
+    """Train on the blocks of the corpus, of which `collate` makes batches; `evaluation(batches)` is of held-out blocks.
+
+    others: see `train`.
+    """
+    batches, held_out = corpus.batches(recipe, tokenizer, collate)
+    judge = evaluation(Batches(held_out, collate, recipe.per_device_eval_batch_size, recipe.seed, shuffle=False))
+    return train(model, batches, recipe, evaluate=judge, processor=tokenizer, **others)
+
+
 # Figures
 
 
@@ -321,78 +334,68 @@ class RawText:
     labels: tuple[str, ...] = ()
 
 
-class TokenEvidence(Evaluation):
+class TokenEvidence(TaskEvaluation):
     """What a discriminator thinks of each token, and what a generator proposes for each masked one."""
-
-    def __init__(self, batches: Source, texts: Sequence[RawText], tokenizer: PreTrainedTokenizerBase, top_k: int):
-        super().__init__(batches)
-        self.texts, self.tokenizer, self.top_k = texts, tokenizer, top_k
 
     def answer(self, model: nn.Module, batch: Batch) -> Results:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
-        outputs, ids = model(**inputs), batch["input_ids"]
-        judged = outputs.logits.ndim == 2
+        outputs, ids, tokenizer = model(**inputs), batch["input_ids"], self.task.processor
         logits = outputs.logits
+        judged = logits.ndim == 2
         if judged and isinstance(model, HfTinyElectraForPreTraining):
             logits = model.generator_lm_head(model.generator_head(model.run_generator(**inputs)))
-        special = torch.tensor(self.tokenizer.all_special_ids, device=ids.device)
-        masked = ids.eq(self.tokenizer.mask_token_id)
+        special = torch.tensor(tokenizer.all_special_ids, device=ids.device)
+        masked = ids.eq(tokenizer.mask_token_id)
         shown = masked | ~torch.isin(ids, special)
         scores, tokens = torch.zeros(*ids.shape, 0), torch.zeros(*ids.shape, 0, dtype=torch.long)
         if logits.ndim == 3:
-            scores, tokens = (logits * masked[:, :, None]).softmax(-1).topk(min(self.top_k, logits.shape[-1]))
+            scores, tokens = (
+                (logits * masked[:, :, None]).softmax(-1).topk(min(self.task.arguments.top_k, logits.shape[-1]))
+            )
         replaced = outputs.logits.sigmoid() if judged else torch.full(ids.shape, math.nan)
         example = batch["about"]["example"][:, None].expand_as(ids)
-        found = {
-            "ids": ids,
-            "example": example,
-            "replaced": replaced,
-            "masked": masked,
-            "scores": scores,
-            "tokens": tokens,
-        }
+        found = {"ids": ids, "example": example, "replaced": replaced}
+        found |= {"masked": masked, "scores": scores, "tokens": tokens}
         return {name: array(value[shown.to(value.device)]) for name, value in found.items()}
 
     def rows(self) -> Iterator[tuple[str, str | dict]]:
-        order = np.argsort(self.results["example"], kind="stable")
+        tokenizer, order = self.task.processor, np.argsort(self.results["example"], kind="stable")
         results = {name: values[order] for name, values in self.results.items()}
-        bounds = np.searchsorted(results["example"], np.arange(len(self.texts) + 1))
-        for text, start, stop in zip(self.texts, bounds, bounds[1:], strict=False):
+        bounds = np.searchsorted(results["example"], np.arange(len(self.items) + 1))
+        for text, start, stop in zip(self.items, bounds, bounds[1:], strict=False):
             part = {name: values[start:stop] for name, values in results.items()}
-            row = {**text.row, "tokens": self.tokenizer.convert_ids_to_tokens(part["ids"].tolist())}
+            row = {**text.row, "tokens": tokenizer.convert_ids_to_tokens(part["ids"].tolist())}
             if not np.isnan(part["replaced"]).any():
                 row["replaced"] = part["replaced"].round(4).tolist()
             if part["tokens"].size:
+                proposed = (part[name][part["masked"]] for name in ("tokens", "scores"))
                 row["prediction"] = [
-                    dict(zip(self.tokenizer.convert_ids_to_tokens(ids), scores, strict=True))
-                    for ids, scores in zip(
-                        part["tokens"][part["masked"]].tolist(),
-                        part["scores"][part["masked"]].round(4).tolist(),
-                        strict=True,
-                    )
+                    dict(zip(tokenizer.convert_ids_to_tokens(ids.tolist()), scores.round(4).tolist(), strict=True))
+                    for ids, scores in zip(*proposed, strict=True)
                 ]
             yield text.kind, row
 
 
-class TokenPredictor(Predictor):
+class TokenTask(Task):
     """Which tokens a discriminator suspects, each with its probability of being replaced; and for each [MASK] the tokens
     that a generator, or a masked language model, proposes."""
 
-    ARGUMENTS = TokenArguments
+    ARGUMENTS, EVALUATION = TokenArguments, TokenEvidence
 
-    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[RawText]:
+    def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterable[RawText]:
         if labelled:
             raise InputError(
                 f"{path}: a model without a task is measured by its pretraining recipe. Fine-tune it first."
             )
-        for place, row in sources.table_rows(path, decoding):
-            text = sources.text_cell(row, self.arguments.text_column, place, "--text_column")
-            yield RawText(text, place, sources.kind(path), row)
+        return super().from_file(path, decoding, labelled)
+
+    def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> RawText:
+        return RawText(sources.text_cell(row, self.arguments.text_column, place, "--text_column"), place, kind, row)
 
     def from_texts(self, lines: list[Line]) -> list[RawText]:
         return [RawText(line, place, ".jsonl", {"text": line}) for place, line in lines]
 
-    def evaluation(self, items: list[RawText], labelled: bool, split: str) -> TokenEvidence:
+    def features(self, items: list[RawText], *, labelled: bool = True, training: bool = False) -> list[Feature]:
         encoder, tokenizer, features = self.arguments.encoder(self.processor), self.processor, []
         judges = isinstance(self.model, HfTinyElectraForPreTraining | ElectraForPreTraining)
         for example, item in enumerate(items):
@@ -403,8 +406,7 @@ class TokenPredictor(Predictor):
                 )
             windows = [ids[start : start + encoder.room] for start in range(0, max(1, len(ids)), encoder.room)]
             features += [{**encoder.framed(window), "example": example} for window in windows]
-        batches = self.batches(features, CollateWindows(tokenizer.pad_token_id))
-        return TokenEvidence(batches, items, tokenizer, self.arguments.top_k)
+        return features
 
 
 # What is forgotten

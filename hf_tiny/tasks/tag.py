@@ -7,30 +7,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, takewhile
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_tiny import report
 from hf_tiny.arguments import flag
-from hf_tiny.baselines import Baseline, fit_tags, sample
-from hf_tiny.data import builtin, conllu, predictions, sources
-from hf_tiny.data.batches import Batch, Source
+from hf_tiny.baselines import fit_tags, sample
+from hf_tiny.data import builtin, conllu, sources
+from hf_tiny.data.batches import Batch
 from hf_tiny.data.conllu import LISTS, TREEBANK, Sentence
 from hf_tiny.data.encoding import Decoding
-from hf_tiny.data.splits import find_labels, known_labels, read_splits
-from hf_tiny.data.windows import IGNORED, CollateWindows, Feature, WindowArguments
+from hf_tiny.data.windows import IGNORED, Feature, WindowArguments
 from hf_tiny.errors import InputError, require
-from hf_tiny.evaluation import Evaluation, Results, array, mean_loss
-from hf_tiny.hub import Card
+from hf_tiny.evaluation import Results, array, mean_loss
 from hf_tiny.metrics import Metric, macro_f1, majority, share
 from hf_tiny.models.words import split_words
-from hf_tiny.start import base_name
+from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 from hf_tiny.tasks.classify import label_name
-from hf_tiny.tasks.predictor import FILE, Line, Predictor
 from hf_tiny.tokenizer import is_wordpiece, split_into_characters
 
 logger = logging.getLogger(__name__)
@@ -59,30 +56,8 @@ class TagArguments(WindowArguments):
         """What of CoNLL-U is the tag."""
         return self.tag_field or "upos"
 
-    @property
-    def open_ended(self) -> bool:
-        """Whether held-out tags that the training data lacks are to be expected."""
-        return self.field in OPEN_FIELDS
 
-
-# Rows to features
-
-
-def read_sentences(arguments: TagArguments) -> dict[str, list[Sentence]]:
-    splits = read_splits(
-        arguments,
-        builtin.treebank_files,
-        partial(_file_sentences, arguments=arguments),
-        partial(_row_sentence, arguments=arguments),
-        "sentences",
-        labels=lambda sentences: not arguments.open_ended,
-    )
-    if arguments.tag_field == "morphemes":
-        for split, sentences in splits.items():
-            _log_aligned(split, sentences)
-    if _are_characters(chain.from_iterable(splits.values())):
-        return {split: [_as_text(sentence) for sentence in part] for split, part in splits.items()}
-    return splits
+# Rows to sentences
 
 
 def _are_characters(sentences: Iterable[Sentence]) -> bool:
@@ -91,31 +66,16 @@ def _are_characters(sentences: Iterable[Sentence]) -> bool:
     return any(word.isspace() for word in words) and max(map(len, words)) == 1
 
 
+def _untagged(sentence: Sentence) -> Sentence:
+    return replace(sentence, word_labels=(None,) * len(sentence.words))
+
+
 def _as_text(sentence: Sentence) -> Sentence:
     """Of a sentence whose words are single characters, spaces among them: the text, and which of it is tagged."""
     places = tuple(place for place, character in enumerate(sentence.words) if not character.isspace())
     words = tuple(sentence.words[place] for place in places)
     tags = tuple(sentence.word_labels[place] for place in places)
     return replace(sentence, words=words, word_labels=tags, text="".join(sentence.words), places=places)
-
-
-def _file_sentences(
-    patterns: list[str], option: str, decoding: Decoding, arguments: TagArguments, labelled: bool = True
-) -> Iterator[Sentence]:
-    for path in sources.expand(patterns, option, (TREEBANK, *COLUMNS, *LISTS), any_suffix=True):
-        kind = sources.kind(path)
-        if kind == TREEBANK:
-            tagged = partial(_tagged, field=arguments.field)
-            yield from conllu.read_treebank(path, decoding, tagged)
-        elif arguments.tag_field is not None and labelled:
-            raise InputError(
-                f"--tag_field {arguments.tag_field}: this is for CoNLL-U, and {path} does not end in {TREEBANK}."
-            )
-        elif kind in LISTS:
-            for place, row in sources.table_rows(path, decoding):
-                yield _row_sentence(kind, place, row, arguments, labelled)
-        else:
-            yield from _column_sentences(path, decoding, labelled)
 
 
 def _column_sentences(path: str, decoding: Decoding, labelled: bool = True) -> Iterator[Sentence]:
@@ -145,17 +105,6 @@ def _column_sentences(path: str, decoding: Decoding, labelled: bool = True) -> I
 
 def _comments(lines: Sequence[str]) -> list[str]:
     return list(takewhile(lambda line: line.startswith(COMMENT), lines))
-
-
-def _row_sentence(kind: str, place: str, row: dict, arguments: TagArguments, labelled: bool = True) -> Sentence:
-    words = sources.list_cell(row, arguments.text_column, place, "--text_column")
-    tags = [None] * len(words)
-    if labelled:
-        tags = sources.list_cell(row, arguments.label_column, place, "--label_column")
-    if len(words) != len(tags):
-        raise InputError(f"{place}: there are {len(words)} words and {len(tags)} tags; each word needs one.")
-    names = tuple(None if tag is None else label_name(tag, place, arguments.label_column) for tag in tags)
-    return Sentence(tuple(map(str, words)), names, place, kind, (json.dumps(row, ensure_ascii=False, default=str),))
 
 
 def _tagged(rows: list[list[str]], name: str, field: str) -> dict:
@@ -210,42 +159,9 @@ def hidden_tags(sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBas
     return hidden / max(1, total)
 
 
-def tag_features(
-    sentences: Sequence[Sentence],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str],
-    arguments: TagArguments,
-    labelled: bool = True,
-) -> list[Feature]:
-    """input_ids, token_type_ids, and for each token: labels, the tag if it is the first token of a word that belongs to the
-    window, and word, the index of that word in the sentence, else -1; example, the index of the sentence. A window of
-    labelled data without any tag is left out, unless it is one of characters."""
-    numbers: dict[str | None, int] = {None: IGNORED, **{label: number for number, label in enumerate(labels)}}
-    tags = [[numbers[tag] for tag in sentence.word_labels] for sentence in sentences]
-    features = []
-    for example, window in arguments.encoder(tokenizer).words(sentences):
-        own, sentence = window.own(tags[example]), sentences[example]
-        if not labelled or sentence.places is not None or (own != IGNORED).any():
-            size, (firsts, ends) = len(window.feature["input_ids"]), window.spans.T
-            has_token, places = firsts < ends, np.arange(window.start, window.stop)
-            token_labels, word = np.full(size, IGNORED), np.full(size, -1)
-            token_labels[firsts[has_token]] = own[has_token]
-            word[firsts[has_token]] = np.where(window.owned, places, -1)[has_token]
-            features.append({**window.feature, "labels": token_labels, "word": word, "example": example})
-    return features
-
-
-def note_unit(model: PreTrainedModel, sentences: Sequence[Sentence]) -> None:
-    """Let the configuration say what the tags are of: native models take no such field when they are made."""
-    model.config.update({UNIT: "words" if sentences[0].places is None else "characters"})
-
-
 def continued(tag: str) -> str:
     """The tag of a character that belongs to the one before."""
     return f"I-{tag[2:]}" if tag.startswith("B-") else tag
-
-
-ABOUT = ("example", "word")  # what of a feature is not for the model
 
 
 # Figures
@@ -287,15 +203,17 @@ def is_entity_scheme(labels: Sequence[str]) -> bool:
     )
 
 
-class TagEvaluation(Evaluation):
-    """Entities where the tags are B-, I- and O, else single tags."""
+def score_tags(runs: Sequence[Sequence[tuple[str, str]]], labels: Sequence[str], metric: Metric) -> dict[str, float]:
+    """runs: found and gold tags. No entity reaches from one to the next."""
+    sides: list[list] = [[[pair[side] for pair in run] for run in runs] for side in (0, 1)]
+    if not isinstance(metric, Entities):
+        numbers = {label: number for number, label in enumerate(labels)}
+        sides = [[numbers.get(tag, -1) for tag in chain(*side)] for side in sides]
+    return metric.compute(predictions=sides[0], references=sides[1])
 
-    def __init__(self, batches: Source, sentences: Sequence[Sentence], labels: Sequence[str], split: str, field: str):
-        super().__init__(batches)
-        self.sentences, self.labels, self.split, self.field = sentences, labels, split, field
-        self.numbers = {label: number for number, label in enumerate(labels)}
-        self.entities = is_entity_scheme(labels)
-        self.metric = Entities() if self.entities else Tags()
+
+class TagEvaluation(TaskEvaluation):
+    """Entities where the tags are B-, I- and O, else single tags."""
 
     def answers(self, outputs: ModelOutput, batch: Batch) -> Results:
         """Every word that its window owns, scored or not: predictions are of all words."""
@@ -309,43 +227,38 @@ class TagEvaluation(Evaluation):
 
     def decoded(self, results: Results) -> list[list[str]]:
         """The tags of all words, however windows and batches had them; `_` where none was asked for."""
-        found = [["_"] * len(sentence.words) for sentence in self.sentences]
+        found = [["_"] * len(sentence.words) for sentence in self.items]
         for example, word, number in zip(results["example"], results["word"], results["predicted"], strict=True):
-            found[example][word] = self.labels[number]
-        for sentence, tags in zip(self.sentences, found, strict=True):
+            found[example][word] = self.task.labels[number]
+        for sentence, tags in zip(self.items, found, strict=True):
             if sentence.places is not None:
                 for place, tag in enumerate(tags):  # a token also stands for the characters after its first
                     tags[place] = (continued(tags[place - 1]) if place else "O") if tag == "_" else tag
-        return [consistent(tags) for tags in found] if self.entities else found
+        return [consistent(tags) for tags in found] if isinstance(self.metric, Entities) else found
 
-    def scored(self, results: Results) -> tuple[list[list[str]], list[list[str]]]:
+    def scored(self, results: Results) -> list[list[tuple[str, str]]]:
         """Found and gold tags of the words that have a gold one. A list ends with the sentence, and before words that are
         not scored: no entity reaches over them."""
-        runs = [
+        return [
             list(run)
-            for sentence, tags in zip(self.sentences, self.decoded(results), strict=True)
+            for sentence, tags in zip(self.items, self.decoded(results), strict=True)
             for has_tag, run in groupby(zip(tags, sentence.word_labels, strict=True), lambda pair: pair[1] is not None)
             if has_tag
         ]
-        return [[found for found, _ in run] for run in runs], [
-            [gold for _, gold in run if gold is not None] for run in runs
-        ]
 
     def compute(self, results: Results) -> dict[str, float]:
-        sides: tuple = self.scored(results)
-        if not self.entities:
-            sides = tuple([self.numbers.get(tag, -1) for tag in chain(*runs)] for runs in sides)
-        return {"loss": mean_loss(results), **self.metric.compute(predictions=sides[0], references=sides[1])}
+        return {"loss": mean_loss(results), **score_tags(self.scored(results), self.task.labels, self.metric)}
 
     def rows(self) -> Iterator[tuple[str, str | dict]]:
         decoded = self.decoded(self.results)
-        return (self.predicted(sentence, tags) for sentence, tags in zip(self.sentences, decoded, strict=True))
+        return (self.predicted(sentence, tags) for sentence, tags in zip(self.items, decoded, strict=True))
 
     def report(self, folder: Path) -> None:
-        predictions.write(self.rows(), folder, f"{self.split}_predictions")
-        pairs = zip(*(chain(*runs) for runs in self.scored(self.results)), strict=True)
-        known = [(self.numbers[gold], self.numbers[found]) for found, gold in pairs if found in self.numbers]
-        report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, *np.array(known).reshape(-1, 2).T)
+        super().report(folder)
+        labels = self.task.labels
+        numbers = {label: number for number, label in enumerate(labels)}
+        pairs = [(numbers[gold], numbers[f]) for f, gold in chain(*self.scored(self.results)) if f in numbers]
+        report.draw_confusion(folder / f"{self.split}_confusion.png", labels, *np.array(pairs).reshape(-1, 2).T)
 
     def predicted(self, sentence: Sentence, tags: list[str]) -> tuple[str, str | dict]:
         """The tags as one more last column, as the column `prediction`, or in the tag field of CoNLL-U; of morphemes, as
@@ -355,7 +268,7 @@ class TagEvaluation(Evaluation):
             for tag, word in zip(tags, sentence.word_of, strict=True):
                 words[word].append(tag)
             return TREEBANK, conllu.fill(sentence, {}, {"Tags": [",".join(word) for word in words]})
-        column = TAG_FIELDS[self.field]
+        column = TAG_FIELDS[self.task.arguments.field]
         if sentence.kind == TREEBANK and column is not None:
             return TREEBANK, conllu.fill(sentence, {column: tags})
         if sentence.places is not None:
@@ -388,38 +301,52 @@ def with_spaces(sentence: Sentence, tags: list[str]) -> list[str]:
     return found[::-1]
 
 
-def tag_baseline(sentences: dict[str, list[Sentence]], labels: Sequence[str]) -> Baseline:
-    numbers = {label: number for number, label in enumerate(labels)}
-    learned = sample(sentences["train"], "sentences")
-    predict = fit_tags([one.words for one in learned], [one.word_labels for one in learned])
+class TagTask(Task):
+    ARGUMENTS, WHAT, FILES, EVALUATION = TagArguments, "sentences", (TREEBANK, *COLUMNS, *LISTS), TagEvaluation
+    BUILTIN, BUILTIN_FILES = "treebank of Python source", builtin.treebank_files
+    ABOUT = ("example", "word")
 
-    def score(part: Sequence[Sentence]) -> dict[str, float]:
-        """Words without a tag are not scored, and no entity reaches over them."""
-        tagged = [list(zip(predict(one.words), one.word_labels, strict=True)) for one in part]
-        scored = [[pair for pair in one if pair[1] is not None] for one in tagged]
-        if is_entity_scheme(labels):
-            sides = ([[pair[side] for pair in one] for one in scored] for side in (0, 1))
-            return Entities().compute(**dict(zip(("predictions", "references"), sides, strict=True)))
-        found, gold = zip(*chain.from_iterable(scored), strict=True)
-        return Tags().compute(predictions=[numbers[tag] for tag in found], references=[numbers[tag] for tag in gold])
+    # Reading
 
-    figures = {split: score(part) for split, part in sentences.items() if split != "train"}
-    return Baseline("each word's most frequent tag, of unknown words by suffix", figures)
-
-
-class TagPredictor(Predictor):
-    ARGUMENTS, WHAT, TABLES = TagArguments, "sentences", (TREEBANK, *COLUMNS[:3], COLUMNS[4], *LISTS)
+    def splits(self) -> dict[str, list[Sentence]]:
+        splits = self.read_splits(labels=lambda sentences: not self.open_ended)
+        if self.arguments.tag_field == "morphemes":
+            for split, sentences in splits.items():
+                _log_aligned(split, sentences)
+        if _are_characters(chain.from_iterable(splits.values())):
+            return {split: [_as_text(sentence) for sentence in part] for split, part in splits.items()}
+        return splits
 
     @property
     def of_characters(self) -> bool:
-        return self.model.config.to_dict().get(UNIT) == "characters"
+        """Whether a trained model tags characters."""
+        return self.model is not None and self.model.config.to_dict().get(UNIT) == "characters"
 
-    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[Sentence]:
-        sentences = list(_file_sentences([path], FILE, decoding, self.arguments, labelled))
-        as_text = self.of_characters and _are_characters(sentences)
-        for sentence in sentences:
-            sentence = sentence if labelled else replace(sentence, word_labels=(None,) * len(sentence.words))
+    def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterator[Sentence]:
+        kind, field = sources.kind(path), self.arguments.tag_field
+        found: Iterable[Sentence] = super().from_file(path, decoding, labelled)
+        if kind == TREEBANK:
+            found = conllu.read_treebank(path, decoding, partial(_tagged, field=self.arguments.field))
+        elif field is not None and labelled:
+            raise InputError(f"--tag_field {field}: this is for CoNLL-U, and {path} does not end in {TREEBANK}.")
+        elif kind not in LISTS:
+            found = _column_sentences(path, decoding, labelled)
+        found = list(found)
+        as_text = self.of_characters and _are_characters(found)
+        for sentence in found if labelled else map(_untagged, found):
             yield _as_text(sentence) if as_text else sentence
+
+    def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> Sentence:
+        words, column = (
+            sources.list_cell(row, self.arguments.text_column, place, "--text_column"),
+            self.arguments.label_column,
+        )
+        tags = sources.list_cell(row, column, place, "--label_column") if labelled else [None] * len(words)
+        if len(words) != len(tags):
+            raise InputError(f"{place}: there are {len(words)} words and {len(tags)} tags; each word needs one.")
+        names = tuple(None if tag is None else label_name(tag, place, column) for tag in tags)
+        lines = (json.dumps(row, ensure_ascii=False, default=str),)
+        return Sentence(tuple(map(str, words)), names, place, kind, lines)
 
     def from_texts(self, lines: list[Line]) -> Iterator[Sentence]:
         """Morphemes are written as CoNLL-U, other tags as columns."""
@@ -429,42 +356,80 @@ class TagPredictor(Predictor):
             else:
                 words = tuple(line) if self.of_characters else tuple(split_words(line))
                 sentence = Sentence(words, (), place, ".conll", words)
-            sentence = replace(sentence, word_labels=(None,) * len(sentence.words))
+            sentence = _untagged(sentence)
             yield _as_text(sentence) if self.of_characters and sentence.places is None else sentence
 
     def are_labelled(self, lines: list[Line]) -> bool:
         """Columns: a word, and last a tag."""
         rows = [line.split() for _, line in lines if not line.startswith((COMMENT, "-DOCSTART-"))]
-        return all(len(row) > 1 and row[-1] in self.names for row in rows)
+        return all(len(row) > 1 and row[-1] in (self.known or ()) for row in rows)
 
-    def evaluation(self, items: list[Sentence], labelled: bool, split: str) -> TagEvaluation:
-        labels = known_labels(self.names, items, self.arguments.open_ended)
-        features = tag_features(items, self.processor, labels, self.arguments, labelled)
-        batches = self.batches(features, CollateWindows(self.processor.pad_token_id, ABOUT))
-        return TagEvaluation(batches, items, labels, split, self.arguments.field)
+    # Features and the model
 
-    def train_items(self) -> list[Sentence]:
-        return read_sentences(self.arguments)["train"]
+    @property
+    def open_ended(self) -> bool:
+        return self.arguments.field in OPEN_FIELDS
 
-    def baseline(self, splits: dict[str, list[Sentence]]) -> Baseline:
-        return tag_baseline(splits, find_labels(splits, open_ended=True))
+    def texts(self, items: list[Sentence]) -> list[str]:
+        return [sentence.tokenized_text for sentence in items]
 
+    def start_tokenizer(self, items: list[Sentence], texts) -> PreTrainedTokenizerBase:
+        return tag_tokenizer(super().start_tokenizer(items, texts), items, self.arguments)
 
-def tag_card(recipe, sentences: dict[str, list[Sentence]], labels: Sequence[str]) -> Card:
-    shown = sentences["validation"][0]
-    # Entities, and not their tokens. The first token of a word has its tag; of characters every token has one.
-    groups = f'aggregation_strategy="{"first" if shown.places is None else "simple"}"'
-    return Card(
-        template="finetuned",
-        data=recipe.data_name("treebank of Python source"),
-        pipeline_tag="token-classification",
-        pipeline="token-classification",
-        options=groups if is_entity_scheme(labels) else "",
-        task="A tagger of words" if shown.places is None else "A tagger of characters",
-        base=base_name(recipe),
-        example=(shown.text or " ".join(shown.words))[:100],
-        labels=labels,
-        scoring="Each word is tagged by its first token and scored once; characters have the tag of the token that they are "
-        "in. An I- that follows no B- or I- of its type begins an entity. Where the tags are B-, I- and O, F1 is of whole "
-        'entities (seqeval, mode="strict", scheme IOB2); else it is the mean over tags.',
-    )
+    def head(self, items: list[Sentence]) -> tuple:
+        return AutoModelForTokenClassification, label_names(self.labels)
+
+    def start(self, splits: dict[str, list[Sentence]]) -> dict[str, list[Feature]]:
+        """The configuration then says what the tags are of: native models take no such field when they are made."""
+        features = super().start(splits)
+        self.model.config.update({UNIT: "words" if splits["train"][0].places is None else "characters"})
+        return features
+
+    def features(self, items: list[Sentence], *, labelled: bool = True, training: bool = False) -> list[Feature]:
+        """input_ids, token_type_ids, and for each token: labels, the tag if it is the first token of a word that belongs to
+        the window, and word, the index of that word in the sentence, else -1; example, the index of the sentence. A window of
+        labelled data without any tag is left out, unless it is one of characters."""
+        numbers: dict[str | None, int] = {label: number for number, label in enumerate(self.labels or ())}
+        numbers[None] = IGNORED
+        tags = [[numbers[tag] for tag in sentence.word_labels] for sentence in items]
+        features = []
+        for example, window in self.arguments.encoder(self.processor).words(items):
+            own = window.own(tags[example])
+            if not labelled or items[example].places is not None or (own != IGNORED).any():
+                size, (firsts, ends) = len(window.feature["input_ids"]), window.spans.T
+                has_token, places = firsts < ends, np.arange(window.start, window.stop)
+                token_labels, word = np.full(size, IGNORED), np.full(size, -1)
+                token_labels[firsts[has_token]] = own[has_token]
+                word[firsts[has_token]] = np.where(window.owned, places, -1)[has_token]
+                features.append({**window.feature, "labels": token_labels, "word": word, "example": example})
+        return features
+
+    # Figures
+
+    def metric(self, items: Sequence[Sentence]) -> Metric:
+        return Entities() if is_entity_scheme(self.labels or ()) else Tags()
+
+    def fit_baseline(self, items: list[Sentence]) -> tuple:
+        learned, labels, metric = sample(items, "sentences"), self.labels or (), self.metric(items)
+        predict = fit_tags([one.words for one in learned], [one.word_labels for one in learned])
+
+        def score(part: Sequence[Sentence]) -> dict[str, float]:
+            """Words without a tag are not scored."""
+            tagged: Any = (zip(predict(one.words), one.word_labels, strict=True) for one in part)
+            return score_tags([[pair for pair in one if pair[1] is not None] for one in tagged], labels, metric)
+
+        return "each word's most frequent tag, of unknown words by suffix", score
+
+    def described(self, shown: Sentence) -> dict:
+        # Entities, and not their tokens. The first token of a word has its tag; of characters every token has one.
+        groups = f'aggregation_strategy="{"first" if shown.places is None else "simple"}"'
+        return {
+            "pipeline_tag": "token-classification",
+            "pipeline": "token-classification",
+            "options": groups if is_entity_scheme(self.labels or ()) else "",
+            "task": "A tagger of words" if shown.places is None else "A tagger of characters",
+            "example": (shown.text or " ".join(shown.words))[:100],
+            "scoring": "Each word is tagged by its first token and scored once; characters have the tag of the token that they "
+            "are in. An I- that follows no B- or I- of its type begins an entity. Where the tags are B-, I- and O, F1 is of "
+            'whole entities (seqeval, mode="strict", scheme IOB2); else it is the mean over tags.',
+        }

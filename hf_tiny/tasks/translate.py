@@ -24,12 +24,12 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import report
 from hf_tiny.arguments import flag
-from hf_tiny.baselines import Baseline
-from hf_tiny.data import builtin, predictions, sources
-from hf_tiny.data.batches import Batch, Source, pair_batch
+from hf_tiny.callbacks import AverageCheckpoints, Callback
+from hf_tiny.data import builtin, sources
+from hf_tiny.data.batches import Batch, pair_batch
 from hf_tiny.data.encoding import Decoding
-from hf_tiny.data.splits import TextSplitArguments, read_splits
-from hf_tiny.data.windows import CollateWindows, Feature
+from hf_tiny.data.splits import TextSplitArguments
+from hf_tiny.data.windows import Feature
 from hf_tiny.errors import InputError, require
 from hf_tiny.evaluation import Evaluation, Results, array, loss_and_items, mean_loss, perplexity
 from hf_tiny.hub import Card
@@ -37,7 +37,7 @@ from hf_tiny.metrics import Metric, share
 from hf_tiny.models import HfTinySeq2SeqConfig
 from hf_tiny.models.words import plain_tokenizer
 from hf_tiny.start import ENCODER_DECODER, read_config, start_model
-from hf_tiny.tasks.predictor import FILE, Line, Predictor
+from hf_tiny.tasks import FILE, Line, Task, TaskEvaluation, log_texts
 
 logger = logging.getLogger(__name__)
 
@@ -86,41 +86,7 @@ class Pair:
     labels: tuple[str, ...] = ()
 
 
-# Rows to pairs
-
-
-def read_pairs(arguments: PairArguments) -> dict[str, list[Pair]]:
-    for kind in ("lang", "column"):
-        source, target = (vars(arguments)[f"{side}_{kind}"] for side in ("source", "target"))
-        if (source is None) != (target is None) or (source is not None and source == target):
-            raise InputError(f"--source_{kind} {source} --target_{kind} {target}: give both, and two different ones.")
-    return read_splits(
-        arguments,
-        builtin.pair_files,
-        partial(_file_pairs, arguments=arguments),
-        partial(_row_pair, arguments=arguments),
-        "pairs",
-        keep=partial(_is_filled, arguments=arguments),
-        together=lambda pair: pair.source,  # no source is in two splits
-    )
-
-
-def _file_pairs(patterns: list[str], option: str, decoding: Decoding, arguments: PairArguments) -> Iterator[Pair]:
-    suffixes = [f".{language}".lower() for language in (arguments.source_lang, arguments.target_lang)]
-    aligned: dict[str, dict[str, str]] = {}
-    for path in _expand(patterns, option, (*sources.TABLES, *suffixes)):
-        if sources.kind(path) in sources.TABLES:
-            for place, row in _table_rows(path, arguments, decoding):
-                yield _row_pair(sources.kind(path), place, row, arguments)
-        else:
-            stem = path[: path.lower().removesuffix(".gz").rindex(".")]
-            aligned.setdefault(stem, {})[sources.kind(path)] = path
-    for stem, sides in aligned.items():
-        for suffix in suffixes:
-            if suffix not in sides:
-                raise InputError(f"{option} {next(iter(sides.values()))}: {stem}{suffix}, its other side, is missing.")
-        source, target = (sides[suffix] for suffix in suffixes)
-        yield from _aligned_pairs(source, target, decoding)
+# Files to pairs
 
 
 def _expand(patterns: list[str], option: str, supported: tuple[str, ...]) -> list[str]:
@@ -145,39 +111,6 @@ def _aligned_pairs(source: str, target: str, decoding: Decoding) -> Iterator[Pai
         )
     for (number, one), (_, other) in zip(first, second, strict=True):
         yield Pair(one.strip(), other.strip(), f"{source}:{number}", f"{target}:{number}", sources.kind(target), {})
-
-
-def _table_rows(path: str, arguments: PairArguments, decoding: Decoding) -> Iterator[tuple[str, dict]]:
-    columns = (arguments.source_column or "", arguments.target_column or "")
-    if sources.kind(path) != ".tsv" or not all(map(str.isdecimal, columns)):
-        yield from sources.table_rows(path, decoding)
-        return
-    for number, line in sources.numbered_lines(path, decoding):
-        if line:
-            yield f"{path}:{number}", {str(column): cell for column, cell in enumerate(line.split("\t"), 1)}
-
-
-def _row_pair(kind: str, place: str, row: dict, arguments: PairArguments, labelled: bool = True) -> Pair:
-    """The columns that are named; else those of the Hub's `translation`, or of the row, that are named by language. Without
-    `labelled` there need be no target."""
-    inner = row.get("translation")
-    cells = inner if arguments.source_column is None and isinstance(inner, dict) else row
-    texts = []
-    for side in ("source", "target") if labelled else ("source",):
-        name = vars(arguments)[f"{side}_column"] or vars(arguments)[f"{side}_lang"] or side
-        option = f"--{side}_column or --{side}_lang" if cells is inner else f"--{side}_column"
-        texts.append(sources.text_cell(cells, name, place, option).strip())
-    return Pair(texts[0], "".join(texts[1:]), place, place, kind, row)
-
-
-def _is_filled(pair: Pair, counts: Counter, arguments: PairArguments) -> bool:
-    if pair.source and pair.target:
-        return True
-    if not arguments.skip_empty_pairs:
-        side, place = ("target", pair.target_place) if pair.source else ("source", pair.place)
-        raise InputError(f"{place}: the {side} is empty. Correct it, or leave such pairs out with --skip_empty_pairs.")
-    counts["pairs with an empty side are left out"] += 1
-    return False
 
 
 # Pairs to features
@@ -208,34 +141,6 @@ class PairEncoder:
 
     def framed(self, ids: list[int], side: int) -> np.ndarray:
         return np.array([*self.before, *ids[: self.rooms[side]], *self.after], dtype=np.int64)
-
-
-def pair_features(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, arguments: PairArguments) -> list[Feature]:
-    """input_ids and labels, both with the tokenizer's special tokens around the text and </s> at the end, and example, the
-    index of the pair."""
-    encoder = PairEncoder(tokenizer, arguments)
-    sides = [encoder.encode([pair.source for pair in pairs]), encoder.encode([pair.target for pair in pairs])]
-    sizes = np.array([list(map(len, side)) for side in sides])  # (2, pairs)
-    rooms = np.array(encoder.rooms)
-    long = np.flatnonzero((sizes > rooms[:, None]).any(0))
-    if len(long):
-        lengths = np.array([arguments.max_source_length, arguments.max_target_length])
-        what = (
-            f"{len(long):,} of {len(pairs):,} pairs are longer than --max_source_length {lengths[0]} or "
-            f"--max_target_length {lengths[1]}"
-        )
-        if not arguments.truncate_pairs:
-            source, target = sizes.max(1) + lengths - rooms
-            raise InputError(
-                f"{pairs[long[0]].place}: this is the first of those that are too long: {what}. The longest source has "
-                f"{source} tokens, the longest target {target}. Raise the lengths, or cut the ends off with "
-                "--truncate_pairs."
-            )
-        logger.warning(f"{what}: their ends are cut off.")
-    return [
-        {"input_ids": encoder.framed(source, 0), "labels": encoder.framed(target, 1), "example": example}
-        for example, (source, target) in enumerate(zip(*sides, strict=True))
-    ]
 
 
 def copied_share(features: Sequence[Feature]) -> float:
@@ -436,34 +341,18 @@ class DenoisingEvaluation(Evaluation):
         return {"loss": mean_loss(results), "nll": nll, "ppl": perplexity(nll)}
 
 
-class PairEvaluation(DenoisingEvaluation):
-    """What the model writes.
-
-    settings: of `model.generate`, such as num_beams and max_new_tokens.
-    """
-
-    def __init__(
-        self,
-        batches: Source,
-        pairs: Sequence[Pair],
-        split: str,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        **settings,
-    ):
-        super().__init__(batches)
-        self.pairs, self.split, self.model, self.tokenizer, self.settings = pairs, split, model, tokenizer, settings
-        self.references = [pair.target for pair in pairs]
-        self.metric = Translation()
+class PairEvaluation(TaskEvaluation, DenoisingEvaluation):
+    """What the model writes."""
 
     def generate(self, model: nn.Module, batch: Batch) -> Results:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        texts = self.tokenizer.batch_decode(model.generate(**inputs, **self.settings), skip_special_tokens=True)
+        ids = model.generate(**inputs, **self.task.generation)
+        texts = self.task.processor.batch_decode(ids, skip_special_tokens=True)
         written = np.array([text.strip() for text in texts], dtype=object)
         return {"texts": written, "example": array(batch["about"]["example"])}
 
     def compute(self, results: Results) -> dict[str, float]:
-        texts, pairs = written_texts(results), [self.pairs[example] for example in np.sort(results["example"])]
+        texts, pairs = written_texts(results), [self.items[example] for example in np.sort(results["example"])]
         figures = self.metric.compute(predictions=texts, references=[pair.target for pair in pairs])
         for pair, text in zip(pairs[:SHOWN], texts, strict=False):
             logger.info(f"  {pair.source!r} -> {text!r} (right: {pair.target!r})")
@@ -475,66 +364,15 @@ class PairEvaluation(DenoisingEvaluation):
     def rows(self) -> Iterator[tuple[str, str | dict]]:
         """Tables as they were read, with a column `prediction`; of aligned files the predictions, a line each, in a file
         that ends as those of the targets."""
-        for pair, text in zip(self.pairs, written_texts(self.results), strict=True):
+        for pair, text in zip(self.items, written_texts(self.results), strict=True):
             table = pair.kind in sources.TABLES
             yield pair.kind, {**pair.row, "prediction": text} if table else " ".join(text.splitlines())
 
     def report(self, folder: Path) -> None:
         """The predictions, and an image of what the decoder looks at."""
-        predictions.write(self.rows(), folder, f"{self.split}_predictions")
-        weights, *tokens = cross_attention(self.model, self.tokenizer, self.pairs[0])
+        super().report(folder)
+        weights, *tokens = cross_attention(self.task.model, self.task.processor, self.items[0])
         report.draw_attention(folder / f"{self.split}_attention.png", weights, *tokens)
-
-
-class PairPredictor(Predictor):
-    """The model writes; there is nothing to choose from."""
-
-    ARGUMENTS, WHAT = PairArguments, "pairs"
-
-    def read(self, patterns: Sequence[str], labelled: bool) -> list[Pair]:
-        if not labelled:
-            return super().read(patterns, labelled)
-        counts: Counter = Counter()
-        pairs = list(_file_pairs(list(patterns), FILE, self.arguments.decoding, self.arguments))
-        return [pair for pair in pairs if _is_filled(pair, counts, self.arguments)]
-
-    def from_file(self, path: str, decoding: Decoding, labelled: bool) -> Iterator[Pair]:
-        for place, row in _table_rows(path, self.arguments, decoding):
-            yield _row_pair(sources.kind(path), place, row, self.arguments, labelled)
-
-    def from_texts(self, lines: list[Line]) -> list[Pair]:
-        return [Pair(line.strip(), "", place, place, sources.TEXT, {}) for place, line in lines]
-
-    def evaluation(self, items: list[Pair], labelled: bool, split: str) -> PairEvaluation:
-        features, pad = pair_features(items, self.processor, self.arguments), self.processor.pad_token_id
-        batches = self.batches(features, CollatePairs(pad), SIDES)
-        if not labelled:
-            features = [{name: feature[name] for name in ("input_ids", "example")} for feature in features]
-            batches = self.batches(features, CollateWindows(pad))
-        written = {name: vars(self.arguments)[name] for name in ("num_beams", "length_penalty")}
-        written["max_new_tokens"] = self.arguments.max_target_length
-        return PairEvaluation(batches, items, split, self.model, self.processor, **written)
-
-    def train_items(self) -> list[Pair]:
-        return read_pairs(self.arguments)["train"]
-
-    def baseline(self, splits: dict[str, list[Pair]]) -> Baseline:
-        return pair_baseline(splits)
-
-
-def pair_baseline(pairs: dict[str, list[Pair]]) -> Baseline:
-    """A copy of the source, or always the most frequent target: what has the higher chrF++ on the training data."""
-    metric, usual = Translation(), Counter(pair.target for pair in pairs["train"]).most_common(1)[0][0]
-    ways: dict[str, Callable[[Pair], str]] = {
-        "copying the source": lambda pair: pair.source,
-        "the most frequent target": lambda pair: usual,
-    }
-
-    def score(way: str, part: Sequence[Pair]) -> dict[str, float]:
-        return metric.compute(predictions=list(map(ways[way], part)), references=[pair.target for pair in part])
-
-    best = max(ways, key=lambda way: score(way, pairs["train"][:COMPARED])["chrf"])
-    return Baseline(best, {split: score(best, part) for split, part in pairs.items() if split != "train"})
 
 
 def written_texts(results: Results) -> list[str]:
@@ -563,6 +401,168 @@ def cross_attention(
         return array(outputs.cross_attentions[-1][0].mean(0)), rows, columns
     gate = 1 - copied[0].sum(-1, keepdim=True)
     return array(torch.cat((gate, copied[0]), dim=-1)), rows, ["vocabulary", *columns]
+
+
+class PairTask(Task):
+    """The model writes; there is nothing to choose from."""
+
+    ARGUMENTS, KIND, WHAT, SIDES, EVALUATION = PairArguments, ENCODER_DECODER, "pairs", SIDES, PairEvaluation
+    BUILTIN, BUILTIN_FILES = "dates in English and Korean", builtin.pair_files
+
+    # Reading
+
+    def splits(self) -> dict[str, list[Pair]]:
+        for kind in ("lang", "column"):
+            source, target = (vars(self.arguments)[f"{side}_{kind}"] for side in ("source", "target"))
+            if (source is None) != (target is None) or (source is not None and source == target):
+                raise InputError(
+                    f"--source_{kind} {source} --target_{kind} {target}: give both, and two different ones."
+                )
+        return self.read_splits(keep=self.is_filled, together=lambda pair: pair.source)  # no source is in two splits
+
+    def from_files(self, patterns: list[str], option: str, decoding: Decoding) -> Iterator[Pair]:
+        suffixes = [f".{language}".lower() for language in (self.arguments.source_lang, self.arguments.target_lang)]
+        aligned: dict[str, dict[str, str]] = {}
+        for path in _expand(patterns, option, (*sources.TABLES, *suffixes)):
+            if sources.kind(path) in sources.TABLES:
+                yield from self.from_file(path, decoding)
+            else:
+                stem = path[: path.lower().removesuffix(".gz").rindex(".")]
+                aligned.setdefault(stem, {})[sources.kind(path)] = path
+        for stem, sides in aligned.items():
+            for suffix in suffixes:
+                if suffix not in sides:
+                    found = next(iter(sides.values()))
+                    raise InputError(f"{option} {found}: {stem}{suffix}, its other side, is missing.")
+            source, target = (sides[suffix] for suffix in suffixes)
+            yield from _aligned_pairs(source, target, decoding)
+
+    def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterator[Pair]:
+        """In a .tsv without a header, columns have numbers."""
+        columns = (self.arguments.source_column or "", self.arguments.target_column or "")
+        if sources.kind(path) != ".tsv" or not all(map(str.isdecimal, columns)):
+            yield from super().from_file(path, decoding, labelled)
+            return
+        for number, line in sources.numbered_lines(path, decoding):
+            if line:
+                row = {str(column): cell for column, cell in enumerate(line.split("\t"), 1)}
+                yield self.from_row(".tsv", f"{path}:{number}", row, labelled)
+
+    def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> Pair:
+        """The columns that are named; else those of the Hub's `translation`, or of the row, that are named by language. Without
+        `labelled` there need be no target."""
+        given, inner, texts = vars(self.arguments), row.get("translation"), []
+        cells = inner if given["source_column"] is None and isinstance(inner, dict) else row
+        for side in ("source", "target") if labelled else ("source",):
+            name = given[f"{side}_column"] or given[f"{side}_lang"] or side
+            option = f"--{side}_column or --{side}_lang" if cells is inner else f"--{side}_column"
+            texts.append(sources.text_cell(cells, name, place, option).strip())
+        return Pair(texts[0], "".join(texts[1:]), place, place, kind, row)
+
+    def from_texts(self, lines: list[Line]) -> list[Pair]:
+        return [Pair(line.strip(), "", place, place, sources.TEXT, {}) for place, line in lines]
+
+    def read(self, patterns: Sequence[str], labelled: bool) -> list[Pair]:
+        if not labelled:
+            return super().read(patterns, labelled)
+        pairs, counts = self.from_files(list(patterns), FILE, self.arguments.decoding), Counter[str]()
+        return [pair for pair in pairs if self.is_filled(pair, counts)]
+
+    def is_filled(self, pair: Pair, counts: Counter) -> bool:
+        if pair.source and pair.target:
+            return True
+        if not self.arguments.skip_empty_pairs:
+            side, place = ("target", pair.target_place) if pair.source else ("source", pair.place)
+            raise InputError(
+                f"{place}: the {side} is empty. Correct it, or leave such pairs out with --skip_empty_pairs."
+            )
+        counts["pairs with an empty side are left out"] += 1
+        return False
+
+    # Features and the model
+
+    def know_labels(self, items: list[Pair], labelled: bool) -> None:
+        """There are none."""
+
+    def texts(self, items: list[Pair]) -> list[str]:
+        return [text for pair in items for text in (pair.source, pair.target)]
+
+    def features(self, items: list[Pair], *, labelled: bool = True, training: bool = False) -> list[Feature]:
+        """input_ids and, with `labelled`, labels, both with the tokenizer's special tokens around the text and </s> at the
+        end, and example, the index of the pair."""
+        given, encoder = self.arguments, PairEncoder(self.processor, self.arguments)
+        sides = [encoder.encode([pair.source for pair in items]), encoder.encode([pair.target for pair in items])]
+        sizes = np.array([list(map(len, side)) for side in sides])  # (2, pairs)
+        rooms = np.array(encoder.rooms)
+        long = np.flatnonzero((sizes > rooms[:, None]).any(0))
+        if len(long):
+            lengths = np.array([given.max_source_length, given.max_target_length])
+            what = (
+                f"{len(long):,} of {len(items):,} pairs are longer than --max_source_length {lengths[0]} or "
+                f"--max_target_length {lengths[1]}"
+            )
+            if not given.truncate_pairs:
+                source, target = sizes.max(1) + lengths - rooms
+                raise InputError(
+                    f"{items[long[0]].place}: this is the first of those that are too long: {what}. The longest source has "
+                    f"{source} tokens, the longest target {target}. Raise the lengths, or cut the ends off with "
+                    "--truncate_pairs."
+                )
+            logger.warning(f"{what}: their ends are cut off.")
+        kept = list(enumerate(self.SIDES if labelled else self.SIDES[:1]))
+        return [
+            {**{name: encoder.framed(sides[side][example], side) for side, name in kept}, "example": example}
+            for example in range(len(items))
+        ]
+
+    def collate(self, labelled: bool):
+        return CollatePairs(self.processor.pad_token_id) if labelled else super().collate(labelled)
+
+    def vary(self, items: list[Pair]) -> BpeDropout | None:
+        return BpeDropout(items, self.processor, self.arguments) if self.arguments.bpe_dropout else None
+
+    def start(self, splits: dict[str, list[Pair]]) -> dict[str, list[Feature]]:
+        recipe, texts = self.arguments, partial(self.texts, splits["train"])
+        self.processor = self.start_tokenizer(splits["train"], texts)
+        features = {split: self.features(part) for split, part in splits.items()}
+        settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}
+        copied = copied_share(features["train"])
+        self.model = start_encoder_decoder(recipe, self.processor, copied, texts, **settings)
+        log_texts(self.processor, features["train"], self.SIDES)
+        return features
+
+    def prepare(self) -> tuple[None, list[Callback]]:
+        count = self.arguments.average_checkpoints
+        return None, [AverageCheckpoints(self.arguments.output_dir, count)] if count > 1 else []
+
+    # Figures
+
+    def metric(self, items: Sequence[Pair]) -> Translation:
+        return Translation()
+
+    @property
+    def generation(self) -> dict:
+        """The settings of `model.generate`."""
+        given = self.arguments
+        beams = {"num_beams": given.num_beams, "length_penalty": given.length_penalty}
+        return {**beams, "max_new_tokens": given.max_target_length}
+
+    def fit_baseline(self, items: list[Pair]) -> tuple:
+        """A copy of the source, or always the most frequent target: what has the higher chrF++ on the training data."""
+        metric, usual = Translation(), Counter(pair.target for pair in items).most_common(1)[0][0]
+        ways: dict[str, Callable[[Pair], str]] = {
+            "copying the source": lambda pair: pair.source,
+            "the most frequent target": lambda pair: usual,
+        }
+
+        def score(way: str, part: Sequence[Pair]) -> dict[str, float]:
+            return metric.compute(predictions=list(map(ways[way], part)), references=[pair.target for pair in part])
+
+        best = max(ways, key=lambda way: score(way, items[:COMPARED])["chrf"])
+        return best, partial(score, best)
+
+    def card(self, splits: dict[str, list[Pair]]) -> Card:
+        return pair_card(self.arguments, splits["validation"][0].source, self.arguments.data_name(self.BUILTIN))
 
 
 def pair_card(recipe, example: str, data: str) -> Card:

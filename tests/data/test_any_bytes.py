@@ -16,10 +16,10 @@ from hf_tiny import InputError
 from hf_tiny.data import sources
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.encoding import Decoding
-from hf_tiny.tasks.classify import ClassifyArguments, read_texts
-from hf_tiny.tasks.parse import ParseArguments, read_trees
-from hf_tiny.tasks.tag import TagArguments, read_sentences
-from hf_tiny.tasks.translate import PairArguments, read_pairs
+from hf_tiny.tasks.classify import ClassifyArguments, TextTask
+from hf_tiny.tasks.parse import LinkTask, ParseArguments
+from hf_tiny.tasks.tag import TagArguments, TagTask
+from hf_tiny.tasks.translate import PairArguments, PairTask
 
 quick = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -101,28 +101,30 @@ def test_lines_tables_and_raw_text(tmp_path, content, encoding, mode, end):
 @given(anything, errors)
 def test_labelled_data(tmp_path, content, mode):
     readers = {
-        "a.txt": [(ClassifyArguments, read_texts, {}), (TagArguments, read_sentences, {})],
-        "a.csv": [(ClassifyArguments, read_texts, {}), (PairArguments, read_pairs, {})],
+        "a.txt": [(ClassifyArguments, TextTask, {}), (TagArguments, TagTask, {})],
+        "a.csv": [(ClassifyArguments, TextTask, {}), (PairArguments, PairTask, {})],
         "a.jsonl": [
-            (ClassifyArguments, read_texts, {}),
-            (TagArguments, read_sentences, {}),
-            (ParseArguments, read_trees, {}),
+            (ClassifyArguments, TextTask, {}),
+            (TagArguments, TagTask, {}),
+            (ParseArguments, LinkTask, {}),
         ],
         "a.conllu": [
-            (TagArguments, read_sentences, {}),
-            (TagArguments, read_sentences, {"tag_field": "morphemes"}),
-            (ParseArguments, read_trees, {}),
+            (TagArguments, TagTask, {}),
+            (TagArguments, TagTask, {"tag_field": "morphemes"}),
+            (ParseArguments, LinkTask, {}),
         ],
         "a.tsv": [
-            (PairArguments, read_pairs, {"source_column": "0", "target_column": "1"}),
-            (ParseArguments, read_trees, {}),
+            (PairArguments, PairTask, {"source_column": "0", "target_column": "1"}),
+            (ParseArguments, LinkTask, {}),
         ],
     }
     for name, tasks in readers.items():
         path = written(tmp_path, name, content)
         for arguments, read, more in tasks:
             flags = {"train_file": [str(path)], "validation_file": [str(path)], "encoding_errors": mode, **more}
-            refused_or_read(path, lambda arguments=arguments, read=read, flags=flags: read(arguments(**flags)).items())
+            refused_or_read(
+                path, lambda arguments=arguments, read=read, flags=flags: read(arguments(**flags)).splits().items()
+            )
 
 
 def parquet(table: pa.Table) -> bytes:

@@ -11,8 +11,8 @@ from hf_tiny import InputError
 from hf_tiny.data import conllu, encoding, sources
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.data.encoding import Decoding, EncodingArguments
-from hf_tiny.tasks.classify import ClassifyArguments, read_texts
-from hf_tiny.tasks.translate import PairArguments, read_pairs
+from hf_tiny.tasks.classify import ClassifyArguments, TextTask
+from hf_tiny.tasks.translate import PairArguments, PairTask
 
 LINES = ["정말 재미있게 봤다, 또 보고 싶다", "별로였다. 시간이 아깝다", "뷁 쀍 그리고 English", "마지막 줄"]
 FRENCH = ["Le garçon a mangé une pêche à l'été dernier.", "Où est la forêt où l'on a été ?", "Voilà, c'est déjà fini."]
@@ -36,7 +36,7 @@ def test_every_reader_reads_every_encoding(write, monkeypatch, name, end):
     assert list(corpus.documents()) == LINES
 
     table = write(f"b.csv{end}", ("text,label\n" + "".join(f'"{line}",{len(line)}\n' for line in LINES)).encode(name))
-    texts = read_texts(ClassifyArguments(train_file=[table], validation_file=[table], encoding=asked))["train"]
+    texts = TextTask(ClassifyArguments(train_file=[table], validation_file=[table], encoding=asked)).splits()["train"]
     assert [(text.text, text.label) for text in texts] == [(line, str(len(line))) for line in LINES]
     assert texts[-1].place == f"{table}:5"
 
@@ -45,7 +45,7 @@ def test_every_reader_reads_every_encoding(write, monkeypatch, name, end):
 
     one, other = (write(f"d.{side}{end}", text.encode(name)) for side in ("ko", "en"))
     sides = {"source_lang": "ko", "target_lang": "en", "train_file": [one, other], "validation_file": [one, other]}
-    assert [pair.target for pair in read_pairs(PairArguments(**sides, encoding=asked))["train"]] == LINES
+    assert [pair.target for pair in PairTask(PairArguments(**sides, encoding=asked)).splits()["train"]] == LINES
 
     row = "1\t봤다\t보다\tVERB\t_\t_\t0\troot\t_\t_\n\n"
     tree = write(f"e.conllu{end}", (row * 2).encode(name))

@@ -20,7 +20,6 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForSequenceClassification, InputError, report
 from hf_tiny.arguments import Arguments, parse
-from hf_tiny.data import builtin
 from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
 from hf_tiny.tasks import log_labels, log_texts
@@ -28,14 +27,12 @@ from hf_tiny.tasks.classify import (
     Classification,
     ClassifyArguments,
     Regression,
+    SeveralLabelsEvaluation,
     Text,
     TextEvaluation,
-    balanced_weights,
+    TextTask,
     is_regression,
     predict_texts,
-    read_texts,
-    text_evaluation,
-    text_features,
 )
 
 ROWS = [("a good film", "1"), ('he said "no', "0"), ("", "1"), ("끝까지 봤다", "0")]
@@ -55,7 +52,7 @@ def drawn(monkeypatch) -> list[tuple]:
 
 
 def texts_of(path: str, **settings) -> list[Text]:
-    return read_texts(ClassifyArguments(train_file=[path], validation_file=[path], **settings))["train"]
+    return TextTask(ClassifyArguments(train_file=[path], validation_file=[path], **settings)).splits()["train"]
 
 
 def text(content: str, pair: str | None = None, label: str = "0") -> Text:
@@ -65,7 +62,7 @@ def text(content: str, pair: str | None = None, label: str = "0") -> Text:
 def predicted(texts: list[Text], answers: list[str], folder: Path) -> list[Path]:
     """The files that are written when these are the answers."""
     labels = sorted(set(answers))
-    judge = TextEvaluation(None, texts, labels, "test")
+    judge = TextEvaluation(None, texts, "test", TextTask(ClassifyArguments(), labels=labels))
     examples = np.arange(len(texts))
     logits = np.eye(len(labels))[[labels.index(answer) for answer in answers]]
     judge.results = {"logits": np.pad(logits, ((0, 0), (0, 1))), "labels": examples * 0, "example": examples}
@@ -160,7 +157,7 @@ def test_pairs_and_numbers(write, tmp_path):
     arguments = ClassifyArguments(
         train_file=[path], validation_file=[path], text_column="s1", text_pair_column="s2", label_column="score"
     )
-    splits = read_texts(arguments)
+    splits = TextTask(arguments).splits()
     assert [(t.text, t.text_pair, t.label) for t in splits["train"]] == [("a", "b", "5.000"), ("c", "d", "3.800")]
     assert splits["train"][0].texts == ["a", "b"] and text("a").texts == ["a"]
     assert is_regression(splits, arguments)
@@ -173,7 +170,7 @@ def test_pairs_and_numbers(write, tmp_path):
     assert not is_regression({"train": [text("a", label="1"), text("a", label="N/A")]}, plain)
     with pytest.raises(InputError, match="here: the label 'x' is not a number"):
         is_regression({"train": [text("a", label="x")]}, number)
-    judge = TextEvaluation(None, splits["train"], None, "test")
+    judge = TextEvaluation(None, splits["train"], "test", TextTask(ClassifyArguments(), labels=None))
     judge.results = {"logits": np.array([[1.5], [2.0]]), "labels": np.zeros(2), "example": np.arange(2)}
     judge.report(tmp_path)
     written = (tmp_path / "test_predictions.tsv").read_text()
@@ -182,9 +179,9 @@ def test_pairs_and_numbers(write, tmp_path):
 
 def test_numbers_are_held_out_though_none_comes_twice(write):
     path = write("a.txt", "".join(f"{n + 0.5} text\n" for n in range(50)))
-    assert len(read_texts(ClassifyArguments(train_file=[path]))["validation"]) == 5
+    assert len(TextTask(ClassifyArguments(train_file=[path])).splits()["validation"]) == 5
     with pytest.raises(InputError, match="of 50 examples this holds out 0"):
-        read_texts(ClassifyArguments(train_file=[path], do_regression=False))
+        TextTask(ClassifyArguments(train_file=[path], do_regression=False)).splits()
 
 
 @pytest.mark.parametrize(
@@ -243,10 +240,10 @@ def test_texts_with_several_labels(write, tmp_path, separator):
     labels, arguments = find_labels({"train": texts}), ClassifyArguments(label_separator=separator)
     assert labels == ["fun", "long", "sad"] and not is_regression({"train": texts}, arguments)
     tokenizer = tagged_words.tokenizer("wordpiece")
-    batch = CollateWindows(0)(text_features(texts, tokenizer, labels, arguments))
+    batch = CollateWindows(0)(TextTask(arguments, None, tokenizer, labels).features(texts))
     assert batch["labels"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 1]]
     assert batch["labels"].dtype == torch.float32 and batch["num_items_in_batch"][0] == 4
-    judge = text_evaluation(None, texts, labels, "dev", arguments)
+    judge = SeveralLabelsEvaluation(None, texts, "dev", TextTask(arguments, labels=labels))
     logits = torch.tensor([[3.0, -1.0, -2.0], [-1.0, -1.0, -3.0], [-1.0, 1.0, -2.0], [2.0, 1.0, 1.0]])
     outputs = ModelOutput(loss=torch.tensor(0.5), logits=logits)
     judge.results = judge.collect(outputs, batch)
@@ -269,8 +266,8 @@ def test_what_is_not_gzip_is_named(tmp_path):
 
 def test_the_built_in_data_is_the_default(write, monkeypatch):
     path = write("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
-    monkeypatch.setattr(builtin, "classified_files", lambda: ([path], [path]))
-    splits = read_texts(ClassifyArguments())
+    monkeypatch.setattr(TextTask, "BUILTIN_FILES", lambda: ([path], [path]))
+    splits = TextTask(ClassifyArguments()).splits()
     assert [t.label for t in splits["validation"]] == ["x", "y"] and find_labels(splits) == ["x", "y"]
 
 
@@ -291,7 +288,7 @@ def test_arguments_are_flags():
 def test_all_windows_of_a_text_have_its_label(kind):
     tokenizer = tagged_words.tokenizer(kind)
     texts = [text("the lazy dog"), text(" ".join(WORDS * 5), "a fox", label="1"), text(KOREAN)]
-    features = text_features(texts, tokenizer, ["0", "1"], ClassifyArguments(max_seq_length=32, doc_stride=4))
+    features = TextTask(ClassifyArguments(max_seq_length=32, doc_stride=4), None, tokenizer, ["0", "1"]).features(texts)
     assert {(f["example"], f["labels"]) for f in features} == {(0, 0), (1, 1), (2, 0)}
     assert sum(f["example"] == 1 for f in features) > 2
     batch = CollateWindows(tokenizer.pad_token_id)(features)
@@ -299,7 +296,7 @@ def test_all_windows_of_a_text_have_its_label(kind):
     assert batch["labels"].tolist() == [f["labels"] for f in features] and list(batch["about"]) == ["example"]
     assert batch["num_items_in_batch"].tolist() == [len(features), sum(sizes)]
     assert batch["attention_mask"].sum(1).tolist() == sizes
-    (feature,) = text_features([text("fox", label="1.5")], tokenizer, None, ClassifyArguments())
+    (feature,) = TextTask(ClassifyArguments(), None, tokenizer, None).features([text("fox", label="1.5")])
     assert feature["labels"] == 1.5 and feature["input_ids"].tolist() == tokenizer("fox")["input_ids"]
 
 
@@ -316,10 +313,10 @@ def test_weights_of_classes_are_exact_in_any_number_of_micro_batches():
     texts = [text(" ".join(WORDS[: 2 + place]), label=label) for place, label in enumerate("aaabaacaab")]
     arguments = ClassifyArguments(class_weights="balanced")
     model, tokenizer = small_classifier(num_labels=3), tagged_words.tokenizer("wordpiece")
-    weights = balanced_weights(texts, labels, model, arguments)
+    weights = TextTask(arguments, model, labels=labels).weights(texts)
     assert weights.tolist() == [1.0, 3.5, 7.0]  # 7, 2 and 1 of 10
-    features = text_features(texts, tokenizer, labels, arguments, weights)
-    collate, plain = CollateWindows(0), text_features(texts, tokenizer, labels, arguments)
+    features = TextTask(arguments, model, tokenizer, labels).features(texts, training=True)
+    collate, plain = CollateWindows(0), TextTask(arguments, None, tokenizer, labels).features(texts)
     batch = CollateWindows(0)(plain)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     expected = F.cross_entropy(model(**inputs).logits, batch["labels"], weight=torch.from_numpy(weights))
@@ -338,13 +335,13 @@ OTHERS = {"labels", "about", "num_items_in_batch"}
 def test_what_weights_of_classes_are_not_for():
     arguments, texts = ClassifyArguments(class_weights="balanced"), [text("a", label="1.5")]
     with pytest.raises(InputError, match="--class_weights: this is for texts with one label each"):
-        balanced_weights(texts, None, small_classifier(), arguments)
+        TextTask(arguments, small_classifier(), labels=None).weights(texts)
     bert = BertForSequenceClassification(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
     with pytest.raises(
         InputError, match="--class_weights: transformers' BertForSequenceClassification has a loss of its own"
     ):
-        balanced_weights(texts, ["1.5"], bert, arguments)
-    assert balanced_weights(texts, ["1.5"], bert, ClassifyArguments()) is None
+        TextTask(arguments, bert, labels=["1.5"]).weights(texts)
+    assert TextTask(ClassifyArguments(), bert, labels=["1.5"]).weights(texts) is None
 
 
 # What a run says of its data
@@ -354,7 +351,7 @@ def test_labels_and_texts_are_told_before_training(caplog):
     caplog.set_level("INFO")
     tokenizer, arguments = tagged_words.tokenizer("wordpiece"), ClassifyArguments(max_seq_length=16, doc_stride=4)
     texts = [text("the fox", label="b"), text(" ".join(WORDS * 3), label="a"), text("a dog", label="b")]
-    features = text_features(texts, tokenizer, ["a", "b"], arguments)
+    features = TextTask(arguments, None, tokenizer, ["a", "b"]).features(texts)
     assert len(features) > 3
     log_labels(features, {0: "a", 1: "b"})
     log_texts(tokenizer, features)
@@ -370,7 +367,7 @@ def test_labels_and_texts_are_told_before_training(caplog):
     log_labels(words, {place: f"t{place}" for place in range(40)})
     assert "t0 3, t1 3" in caplog.text and "and 20 more" in caplog.text
     assert not any(record.levelname == "WARNING" for record in caplog.records if "training text" in record.message)
-    log_texts(tokenizer, text_features([text("日本語 fox the dog")], tokenizer, ["0"], arguments))
+    log_texts(tokenizer, TextTask(arguments, None, tokenizer, ["0"]).features([text("日本語 fox the dog")]))
     assert "The tokenizer does not know 50% of the training text: the model sees [UNK] in its place" in caplog.text
 
 
@@ -435,7 +432,12 @@ def test_windows_of_a_text_are_averaged(batches, tmp_path, drawn):
         (0, [1.0, 0.0, 0.0], 1),
         (1, [3.0, 1.0, 2.0], 2),
     ]
-    judge = TextEvaluation(None, [Text(c, None, "x", "", ".txt", {}) for c in "uvw"], list("abc"), "dev")
+    judge = TextEvaluation(
+        None,
+        [Text(c, None, "x", "", ".txt", {}) for c in "uvw"],
+        "dev",
+        TextTask(ClassifyArguments(), labels=list("abc")),
+    )
     judge.results = collected(judge, windows, batches)
     assert predict_texts(judge.results).tolist() == [1, 0, 2]
     figures = judge.compute(judge.results)
@@ -452,7 +454,7 @@ def test_windows_of_a_text_are_averaged(batches, tmp_path, drawn):
 @pytest.mark.parametrize("batches", groupings(4))
 def test_windows_of_a_regression_are_averaged(batches):
     windows = [(5, [4.0], 5.0), (3, [1.0], 0.0), (4, [1.0], 3.0), (4, [3.0], 3.0)]
-    judge = TextEvaluation(None, [], None, "dev")
+    judge = TextEvaluation(None, [], "dev", TextTask(ClassifyArguments(), labels=None))
     results = collected(judge, windows, batches)
     assert predict_texts(results) == pytest.approx(np.array([1.0, 2.0, 4.0]))
     expected = {"loss": 1.5, "pearson": 66 / math.sqrt(42 * 114), "spearmanr": 1.0, "mse": 1.0}

@@ -18,10 +18,9 @@ from hf_tiny.tasks.embed import (
     CollateTextPairs,
     EmbedArguments,
     EmbedEvaluation,
+    EmbedTask,
     SentenceEncoder,
     TextPair,
-    embed_features,
-    read_text_pairs,
     score_range,
 )
 
@@ -54,7 +53,9 @@ def encoder(temperature: float | None) -> SentenceEncoder:
 
 def batch(tokenizer, count: int, score: float | None = None) -> dict:
     pairs = [TextPair((f"{c} fox jumps", f"lazy dog {c}"), score, "", ".tsv", {}) for c in COLORS[:count]]
-    features = embed_features(pairs, tokenizer, None if score is None else (0.0, 1.0), EmbedArguments())
+    task = EmbedTask(EmbedArguments(), None, tokenizer)
+    task.scores = None if score is None else (0.0, 1.0)
+    features = task.features(pairs)
     return CollateTextPairs(tokenizer.pad_token_id)(features)
 
 
@@ -94,7 +95,9 @@ def test_retrieval_figures_by_hand():
     near = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
     # The partner of the first is the nearest, of the second the farthest of three, of the third the second nearest.
     found = {"first": near, "second": np.array([[1.0, 0.0], [0.9, -0.43], [0.0, 1.0]]), "example": np.arange(3)}
-    figures = EmbedEvaluation([], pairs, "validation").compute({**found, "loss": np.ones(1), "items": np.ones(1)})
+    figures = EmbedEvaluation([], pairs, "validation", EmbedTask(EmbedArguments())).compute(
+        {**found, "loss": np.ones(1), "items": np.ones(1)}
+    )
     assert figures["accuracy"] == pytest.approx(2 / 3) and figures["mrr"] == pytest.approx((1 + 1 / 3 + 1) / 3)
 
 
@@ -102,7 +105,7 @@ def test_bad_scores_are_named(tmp_path):
     path = write_pairs(tmp_path / "pairs.tsv", scored=True)
     path.write_text(path.read_text().replace("5.0", "much", 1))
     with pytest.raises(InputError, match=r"pairs.tsv:2: the similarity 'much', column 'score', is not a number"):
-        read_text_pairs(EmbedArguments(train_file=[str(path)], label_column="score"))
+        EmbedTask(EmbedArguments(train_file=[str(path)], label_column="score")).splits()
     with pytest.raises(InputError, match="All similarities of the training data are 3"):
         score_range([TextPair(("a", "b"), 3.0, "", ".tsv", {})] * 2)
 

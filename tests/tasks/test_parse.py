@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,24 +17,23 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import InputError
 from hf_tiny.arguments import Arguments, parse
-from hf_tiny.data import builtin
 from hf_tiny.data.conllu import Sentence
 from hf_tiny.data.windows import CollateWindows
 from hf_tiny.models.trees import is_tree
 from hf_tiny.tasks.parse import (
-    ABOUT,
     LinkEvaluation,
+    LinkingOn,
+    LinkTask,
     ParseArguments,
     Parsing,
     Subjects,
     decode,
-    link_features,
-    read_trees,
     whole_sentences,
 )
 
 N = -100
 LABELS = ["root", "nsubj", "obj", "nsubj:pass"]
+LINKER = SimpleNamespace(config=SimpleNamespace(affix_buckets=LinkingOn.SETTINGS["affix_buckets"], tree=True))
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def write(tmp_path):
 
 
 def trees_of(path: str, **settings) -> list[Sentence]:
-    return read_trees(ParseArguments(train_file=[path], validation_file=[path], **settings))["train"]
+    return LinkTask(ParseArguments(train_file=[path], validation_file=[path], **settings)).splits()["train"]
 
 
 def written(trees: list[Sentence], heads: list, relations: list, folder: Path, task: str = "parse") -> Path:
     """The file of these predictions; a word with None has no answer. The answers come as scores, as those of a model do."""
     labels = sorted({relation for own in relations for relation in own if relation is not None})
-    judge, asked = LinkEvaluation(None, trees, labels, "out", task), []
+    judge, asked = LinkEvaluation(None, trees, "out", LinkTask(ParseArguments(task=task), labels=labels)), []
     for example, (own_heads, own_relations) in enumerate(zip(heads, relations, strict=True)):
         answered = [
             (head, relation) for head, relation in zip(own_heads, own_relations, strict=True) if head is not None
@@ -171,8 +171,8 @@ def test_what_links_can_be():
 
 def test_the_built_in_data_is_the_default(write, monkeypatch):
     path = write("a.conllu", TREE)
-    monkeypatch.setattr(builtin, "treebank_files", lambda: ([path], [path]))
-    assert read_trees(ParseArguments())["train"][0].heads == (3, 3, 0)
+    monkeypatch.setattr(LinkTask, "BUILTIN_FILES", lambda: ([path], [path]))
+    assert LinkTask(ParseArguments()).splits()["train"][0].heads == (3, 3, 0)
 
 
 # Features
@@ -183,7 +183,7 @@ def test_the_built_in_data_is_the_default(write, monkeypatch):
 def test_a_window_learns_the_links_that_it_holds(kind, max_seq_length, doc_stride):
     sentences = [LONG, EMPTY, EXTREME, sentence(["fox"], ("C",), (0,))]
     arguments = ParseArguments(max_seq_length=max_seq_length, doc_stride=doc_stride)
-    features = link_features(sentences, tagged_words.tokenizer(kind), list("ABC"), arguments)
+    features = LinkTask(arguments, LINKER, tagged_words.tokenizer(kind), list("ABC")).features(sentences)
     words = [(example, word) for example, s in enumerate(sentences) for word in range(len(s.words))]
     owned = [(f["example"], f["first_word"] + int(w)) for f in features for w in np.flatnonzero(f["owned"])]
     assert sorted(owned) == words
@@ -202,7 +202,9 @@ def test_a_window_learns_the_links_that_it_holds(kind, max_seq_length, doc_strid
 def test_what_is_not_scored_is_left_out():
     silent = sentence(["the", "fox"], (None, None), (None, None))
     partly = sentence(["the", "fox"], (None, "x"), (None, 0))
-    (feature,) = link_features([silent, partly], tagged_words.tokenizer("wordpiece"), ["x"], ParseArguments())
+    (feature,) = LinkTask(ParseArguments(), LINKER, tagged_words.tokenizer("wordpiece"), ["x"]).features(
+        [silent, partly]
+    )
     assert feature["heads"].tolist() == feature["gold_heads"].tolist() == [N, 0] and feature["owned"].all()
     assert feature["example"] == 1 and feature["labels"].tolist() == [N, 0]
 
@@ -210,8 +212,10 @@ def test_what_is_not_scored_is_left_out():
 def test_batches_of_links():
     tokenizer = tagged_words.tokenizer("wordpiece")
     sentences = [LONG, sentence(["fox", "\x00"], ("C", "A"), (2, 0))]
-    features = link_features(sentences, tokenizer, list("ABC"), ParseArguments(max_seq_length=24, doc_stride=4))[-3:]
-    batch = CollateWindows(tokenizer.pad_token_id, ABOUT)(features)
+    features = LinkTask(ParseArguments(max_seq_length=24, doc_stride=4), LINKER, tokenizer, list("ABC")).features(
+        sentences
+    )[-3:]
+    batch = CollateWindows(tokenizer.pad_token_id, LinkTask.ABOUT)(features)
     about, sizes = batch["about"], [f["num_words"] for f in features]
     assert batch["word_spans"].shape == (3, max(sizes), 2)
     assert batch["heads"].shape == batch["labels"].shape == about["owned"].shape == (3, max(sizes))
@@ -220,7 +224,7 @@ def test_batches_of_links():
     assert batch["heads"][-1, :3].tolist() == [2, 0, N] and (about["gold_labels"][-1, 2:] == N).all()
     counts = [int((batch["heads"] >= 0).sum()), int(batch["attention_mask"].sum())]
     assert batch["num_items_in_batch"].tolist() == counts
-    assert not set(ABOUT) & set(batch)
+    assert not set(LinkTask.ABOUT) & set(batch)
 
 
 # Figures
@@ -317,12 +321,15 @@ def test_the_names_of_the_figures_are_known_before_training(monkeypatch):
     """--metric_for_best_model and --max_minutes ask for them."""
     figures = {"loss": 1.0, "las": 0.5}
     monkeypatch.setattr(LinkEvaluation, "__call__", lambda judge, model, accelerator, most: figures)
-    assert LinkEvaluation(None, [], LABELS, "dev", "parse").names(None, None) == ["loss", "las"]
+    assert LinkEvaluation(None, [], "dev", LinkTask(ParseArguments(task="parse"), labels=LABELS)).names(None, None) == [
+        "loss",
+        "las",
+    ]
 
 
 @pytest.mark.parametrize("batches", groupings(4))
 def test_a_sentence_from_two_windows(batches):
-    judge = LinkEvaluation(None, [], LABELS, "dev", "parse")
+    judge = LinkEvaluation(None, [], "dev", LinkTask(ParseArguments(task="parse"), labels=LABELS))
     results = collected(judge, WINDOWS, batches)
     before = {name: values.copy() for name, values in results.items()}
     heads, labels = decoded(results, "subject")
@@ -348,21 +355,21 @@ def test_subjects_over_windows(batches):
         link_window(0, 0, [0, 1, 0], [1, 1, 0], [N, 1, N], [N, 1, N]),
         link_window(0, 1, [0, 1, 2], [0, 1, 1], [N, 0, 3], [N, 0, 1]),
     ]
-    judge = LinkEvaluation(None, [], LABELS, "dev", "subject")
+    judge = LinkEvaluation(None, [], "dev", LinkTask(ParseArguments(task="subject"), labels=LABELS))
     expected = {"loss": 3.0, "subject_accuracy": 3 / 4, "overt_accuracy": 1.0, "omitted_accuracy": 1 / 2}
     assert judge.compute(collected(judge, windows, batches)) == pytest.approx({**expected, "majority": 1 / 2})
 
 
 def test_a_word_is_not_linked_to_itself():
     window = link_window(0, 0, [1, 2], [1, 1], [0, 0], [0, 0])
-    judge = LinkEvaluation(None, [], LABELS, "dev", "subject")
+    judge = LinkEvaluation(None, [], "dev", LinkTask(ParseArguments(task="subject"), labels=LABELS))
     assert decoded(collected(judge, [window], [[0]]), "subject")[0][0].tolist() == [0, 0]
 
 
 def test_a_sentence_without_answers_is_written_all_the_same(write, tmp_path):
     path = write("a.conllu", f"{TREE}\n{SECOND_TREE}\n")
     trees = trees_of(path)
-    judge = LinkEvaluation(None, trees, ["nsubj", "root"], "out", "parse")
+    judge = LinkEvaluation(None, trees, "out", LinkTask(ParseArguments(task="parse"), labels=["nsubj", "root"]))
     window = link_window(1, 0, [2, 0], [1, 1], [2, 0], [0, 1], [0, 1])
     judge.results = collected(judge, [window], [[0]])
     judge.report(tmp_path)

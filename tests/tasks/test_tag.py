@@ -21,20 +21,17 @@ from transformers.utils import ModelOutput
 
 from hf_tiny import InputError, report
 from hf_tiny.arguments import Arguments, parse
-from hf_tiny.data import builtin
 from hf_tiny.data.conllu import Sentence
 from hf_tiny.data.splits import find_labels
 from hf_tiny.data.windows import CollateWindows
 from hf_tiny.tasks.tag import (
-    ABOUT,
     Entities,
     TagArguments,
     TagEvaluation,
     Tags,
+    TagTask,
     consistent,
     is_entity_scheme,
-    read_sentences,
-    tag_features,
     tag_tokenizer,
 )
 
@@ -55,14 +52,14 @@ def drawn(monkeypatch) -> list[tuple]:
 
 
 def sentences_of(path: str, **settings) -> list[Sentence]:
-    return read_sentences(TagArguments(train_file=[path], validation_file=[path], **settings))["train"]
+    return TagTask(TagArguments(train_file=[path], validation_file=[path], **settings)).splits()["train"]
 
 
 def predicted(sentences: list[Sentence], answers: list, folder: Path, field: str = "upos", split: str = "out") -> Path:
     """The file that is written when these are the tags; a word with None was not asked."""
     gold = [one.word_labels for one in sentences]
     labels = sorted({tag for tags in [*answers, *gold] for tag in tags if tag is not None})
-    judge = TagEvaluation(None, sentences, labels, split, field)
+    judge = TagEvaluation(None, sentences, split, TagTask(TagArguments(tag_field=field), labels=labels))
     asked = [
         (example, word, labels.index(tag))
         for example, tags in enumerate(answers)
@@ -137,11 +134,11 @@ def test_morphemes_of_a_file(write, tmp_path, caplog, drawn):
     labels = ["B-EF", "B-EP", "B-JKO", "B-NNG", "B-VV"]
     arguments = TagArguments(tag_field="morphemes")
     tokenizer = tag_tokenizer(copy.deepcopy(tagged_words.tokenizer("wordpiece")), [found], arguments)
-    (feature,) = tag_features([found], tokenizer, labels, arguments)
+    (feature,) = TagTask(arguments, None, tokenizer, labels).features([found])
     # 친 is not in the vocabulary: its word, whose end no space marks, is one token.
     assert tokenizer.convert_ids_to_tokens(feature["input_ids"].tolist()) == ["[CLS]", "돈", "##을", "[UNK]", "[SEP]"]
     assert feature["labels"].tolist() == [-100, 3, 2, -100, -100]
-    (feature,) = tag_features([found], tagged_words.tokenizer("byte-level"), labels, arguments)
+    (feature,) = TagTask(arguments, None, tagged_words.tokenizer("byte-level"), labels).features([found])
     assert feature["word"][feature["word"] >= 0].tolist() == [0, 2, 3, 4, 5, 6]
     assert feature["labels"][feature["labels"] >= 0].tolist() == [3, 4, 1]
 
@@ -153,11 +150,11 @@ def test_a_dataset_of_the_hub(tmp_path):
         rows = [{"words": ["a", split], "ner": [0, 1]}, {"words": ["b"], "ner": [1]}]
         datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / f"set/{split}.parquet"))
     arguments = TagArguments(dataset_name=str(tmp_path / "set"), text_column="words", label_column="ner")
-    splits = read_sentences(arguments)
+    splits = TagTask(arguments).splits()
     assert [s.words for s in splits["validation"]] == [("a", "validation"), ("b",)]
     assert splits["train"][0].word_labels == ("O", "B-x")
     with pytest.raises(InputError, match=r"set, train, row 1: there is no column 'tokens'.*--text_column"):
-        read_sentences(TagArguments(dataset_name=str(tmp_path / "set")))
+        TagTask(TagArguments(dataset_name=str(tmp_path / "set"))).splits()
 
 
 KLUE = """\
@@ -209,16 +206,16 @@ def test_a_token_stands_for_all_its_characters(write, caplog):
     (found,) = sentences_of(write("a.tsv", content))
     labels, arguments = ["B-X", "B-Y", "I-X", "O"], TagArguments(character_tokens=False)
     tokenizer = tag_tokenizer(tagged_words.tokenizer("wordpiece"), [found], arguments)
-    (feature,) = tag_features([found], tokenizer, labels, arguments)
+    (feature,) = TagTask(arguments, None, tokenizer, labels).features([found])
     assert tokenizer.convert_ids_to_tokens(feature["input_ids"].tolist()) == ["[CLS]", "the", "fox", "[SEP]"]
     assert feature["labels"].tolist() == [-100, 0, 3, -100] and feature["word"].tolist() == [-1, 0, 3, -1]
     assert "75.0% of the tags begin inside of a token" in caplog.text and "--character_tokens" in caplog.text
-    judge = TagEvaluation(None, [found], labels, "dev", "upos")
+    judge = TagEvaluation(None, [found], "dev", TagTask(TagArguments(tag_field="upos"), labels=labels))
     results = {"example": np.array([0, 0]), "word": np.array([0, 3]), "predicted": np.array([2, 3])}
     assert judge.decoded(results) == [["B-X", "I-X", "I-X", "O", "O", "O"]]
     arguments = TagArguments()
     tokenizer = tag_tokenizer(copy.deepcopy(tokenizer), [found], arguments)
-    (feature,) = tag_features([found], tokenizer, labels, arguments)
+    (feature,) = TagTask(arguments, None, tokenizer, labels).features([found])
     assert tokenizer.tokenize("the fox") == ["t", "##h", "##e", "f", "##o", "##x"]
     assert feature["labels"].tolist() == [-100, 0, 2, 3, 3, 1, 3, -100]
     with pytest.raises(InputError, match="--character_tokens: only a WordPiece"):
@@ -266,13 +263,13 @@ class Flags(TagArguments, Arguments):
 def test_what_a_tag_can_be():
     with pytest.raises(InputError, match="--tag_field pos: choose one of upos, xpos, feats, morphemes"):
         parse(Flags, ["--tag_field", "pos"])
-    assert parse(Flags, ["--tag_field", "xpos"]).open_ended and not parse(Flags, []).open_ended
+    assert TagTask(parse(Flags, ["--tag_field", "xpos"])).open_ended and not TagTask(parse(Flags, [])).open_ended
 
 
 def test_the_built_in_data_is_the_default(write, monkeypatch):
     path = write("a.conllu", TREE)
-    monkeypatch.setattr(builtin, "treebank_files", lambda: ([path], [path]))
-    splits = read_sentences(TagArguments())
+    monkeypatch.setattr(TagTask, "BUILTIN_FILES", lambda: ([path], [path]))
+    splits = TagTask(TagArguments()).splits()
     assert splits["train"][0].word_labels == ("NOUN", "VERB", "VERB") and find_labels(splits) == ["NOUN", "VERB"]
 
 
@@ -285,14 +282,14 @@ def test_every_word_is_tagged_once(kind, max_seq_length, doc_stride):
     tokenizer = tagged_words.tokenizer(kind)
     sentences = [LONG, EMPTY, EXTREME, sentence(["fox"], ("C",))]
     arguments = TagArguments(max_seq_length=max_seq_length, doc_stride=doc_stride)
-    features = tag_features(sentences, tokenizer, list("ABC"), arguments)
+    features = TagTask(arguments, None, tokenizer, list("ABC")).features(sentences)
     words = [(example, word) for example, s in enumerate(sentences) for word in range(len(s.words))]
     assert sorted((f["example"], int(w)) for f in features for w in f["word"] if w >= 0) == words
     for f in features:
         assert len(f["input_ids"]) <= max_seq_length and ((f["labels"] >= 0) == (f["word"] >= 0)).all()
         for label, word in zip(f["labels"], f["word"], strict=True):
             assert word < 0 or "ABC"[label] == sentences[f["example"]].word_labels[word]
-    batch = CollateWindows(tokenizer.pad_token_id, ABOUT)(features[-3:])
+    batch = CollateWindows(tokenizer.pad_token_id, TagTask.ABOUT)(features[-3:])
     assert batch["labels"].shape == batch["input_ids"].shape == batch["about"]["word"].shape
     assert batch["num_items_in_batch"][0] == (batch["labels"] >= 0).sum() and (batch["labels"][-1] >= 0).sum() == 1
     assert set(batch["about"]) == {"example", "word"} and "word" not in batch
@@ -301,7 +298,7 @@ def test_every_word_is_tagged_once(kind, max_seq_length, doc_stride):
 def test_what_is_not_scored_is_left_out():
     silent = sentence(["the", "fox"], (None, None))
     partly = sentence(["the", "fox"], (None, "A"))
-    (feature,) = tag_features([silent, partly], tagged_words.tokenizer("wordpiece"), ["A"], TagArguments())
+    (feature,) = TagTask(TagArguments(), None, tagged_words.tokenizer("wordpiece"), ["A"]).features([silent, partly])
     assert feature["example"] == 1 and (feature["labels"] == 0).sum() == 1 and (feature["word"] >= 0).sum() == 2
 
 
@@ -387,7 +384,12 @@ def collected(judge: TagEvaluation, batches) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("batches", groupings(5))
 def test_entities_over_windows(batches):
-    judge = TagEvaluation(None, window_sentences(["O", "B-X", "I-X"]), ["O", "B-X", "I-X"], "dev", "upos")
+    judge = TagEvaluation(
+        None,
+        window_sentences(["O", "B-X", "I-X"]),
+        "dev",
+        TagTask(TagArguments(tag_field="upos"), labels=["O", "B-X", "I-X"]),
+    )
     # Gold: 0:1-2, 2:0, 2:2. Found: 0:1-2 over both windows, 2:0; its I-X after the unscored word goes on with nothing.
     expected = {"loss": 2.0, "precision": 1.0, "recall": 2 / 3, "f1": 4 / 5, "accuracy": 7 / 8}
     assert judge.compute(collected(judge, batches)) == pytest.approx(expected)
@@ -396,7 +398,7 @@ def test_entities_over_windows(batches):
 @pytest.mark.parametrize("batches", groupings(5))
 def test_tags_over_windows(batches, tmp_path, drawn):
     labels = ["ADJ", "NOUN", "VERB"]
-    judge = TagEvaluation(None, window_sentences(labels), labels, "dev", "upos")
+    judge = TagEvaluation(None, window_sentences(labels), "dev", TagTask(TagArguments(tag_field="upos"), labels=labels))
     judge.results = collected(judge, batches)
     expected = {"loss": 2.0, "accuracy": 7 / 8, "f1": (1 + 4 / 5 + 2 / 3) / 3, "majority": 1 / 2}
     assert judge.compute(judge.results) == pytest.approx(expected)

@@ -32,10 +32,8 @@ from hf_tiny.tasks.translate import (
     Pair,
     PairArguments,
     PairEvaluation,
+    PairTask,
     Translation,
-    pair_baseline,
-    pair_features,
-    read_pairs,
 )
 from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
@@ -64,12 +62,12 @@ def drawn(monkeypatch) -> list[tuple]:
 
 def pairs_of(*paths: str, **settings) -> list[Pair]:
     paths = list(paths)
-    return read_pairs(PairArguments(train_file=paths, validation_file=paths, **settings))["train"]
+    return PairTask(PairArguments(train_file=paths, validation_file=paths, **settings)).splits()["train"]
 
 
 def written(pairs: list[Pair], texts: list[str], folder: Path) -> Path:
     """The file of these predictions."""
-    judge = PairEvaluation(None, pairs, "predicted", None, None)
+    judge = PairEvaluation(None, pairs, "predicted", PairTask(PairArguments(), None, None))
     order = np.random.default_rng(0).permutation(len(pairs))  # batches have them in any order
     judge.results = {"texts": np.array(texts, dtype=object)[order], "example": order}
     judge.report(folder)
@@ -145,7 +143,9 @@ def test_parquet_and_the_hub(tmp_path):
     for split in ("train", "test"):
         rows = [{"translation": {"en": f"{a} {split}", "ko": b}} for a, b in PAIRS * 10]
         datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / f"set/{split}.parquet"))
-    splits = read_pairs(PairArguments(dataset_name=str(tmp_path / "set"), validation_split_percentage=40, **LANGUAGES))
+    splits = PairTask(
+        PairArguments(dataset_name=str(tmp_path / "set"), validation_split_percentage=40, **LANGUAGES)
+    ).splits()
     assert list(splits) == ["train", "validation", "test"] and len(splits["test"]) == 30
     # Pairs with the same source are on one side.
     assert {pair.source for pair in splits["train"]}.isdisjoint(pair.source for pair in splits["validation"])
@@ -154,13 +154,13 @@ def test_parquet_and_the_hub(tmp_path):
     assert [(one.source, one.target) for one in pairs] == [(one.source, one.target) for one in splits["test"]]
     assert pairs[2].place.endswith("test.parquet, row 3")
     with pytest.raises(InputError, match=r"set, train, row 1: there is no column 'de', only 'en', 'ko'.*--target_lang"):
-        read_pairs(PairArguments(dataset_name=str(tmp_path / "set"), source_lang="en", target_lang="de"))
+        PairTask(PairArguments(dataset_name=str(tmp_path / "set"), source_lang="en", target_lang="de")).splits()
 
 
 def test_samples_and_held_out_pairs_do_not_depend_on_chance(write):
     path = write("a.tsv", "source\ttarget\n" + "".join(f"s{n}\tt{n}\n" for n in range(100)))
     settings = {"train_file": [path], "max_train_samples": 20, "max_eval_samples": 3, "validation_split_percentage": 10}
-    first, again = (read_pairs(PairArguments(**settings)) for _ in range(2))
+    first, again = (PairTask(PairArguments(**settings)).splits() for _ in range(2))
     assert first == again and {split: len(pairs) for split, pairs in first.items()} == {"train": 20, "validation": 3}
     places = [int(pair.source[1:]) for pair in first["train"]]
     assert places == sorted(places) and places != list(range(20))
@@ -197,9 +197,9 @@ def test_a_file_given_twice_and_too_little_to_hold_out(write, tmp_path):
         with pytest.raises(InputError, match=r"--train_file: .*a\.en is given 2 times"):
             pairs_of(*given, **LANGUAGES)
     with pytest.raises(InputError, match="--validation_split_percentage 10: of 1 examples this holds out 0"):
-        read_pairs(PairArguments(train_file=[path, other], **LANGUAGES))
+        PairTask(PairArguments(train_file=[path, other], **LANGUAGES)).splits()
     with pytest.raises(InputError, match="need --train_file"):
-        read_pairs(PairArguments(validation_file=[path, other], **LANGUAGES))
+        PairTask(PairArguments(validation_file=[path, other], **LANGUAGES)).splits()
 
 
 def test_empty_pairs_are_counted(write, caplog):
@@ -227,7 +227,7 @@ def test_flags_have_the_usual_names():
 
 def test_features_are_what_the_tokenizer_gives(tokenizer):
     pairs = [*sample(20), Pair("the </s> first", "일일 <pad>", "here", "here", ".tsv", {})]
-    for feature, pair in zip(pair_features(pairs, tokenizer, PairArguments()), pairs, strict=True):
+    for feature, pair in zip(PairTask(PairArguments(), None, tokenizer).features(pairs), pairs, strict=True):
         source, target = (feature[side].tolist() for side in SIDES)
         assert source[-1] == target[-1] == tokenizer.eos_token_id
         assert tokenizer.eos_token_id not in source[:-1]  # "</s>" in the text is text
@@ -240,15 +240,15 @@ def test_features_are_what_the_tokenizer_gives(tokenizer):
 def test_long_pairs_are_refused_or_cut_and_counted(tokenizer, caplog):
     pairs = sample(50)
     short = PairArguments(max_source_length=12, max_target_length=20)
-    full = pair_features(pairs, tokenizer, PairArguments())
+    full = PairTask(PairArguments(), None, tokenizer).features(pairs)
     long = [i for i, one in enumerate(full) if len(one["input_ids"]) > 12 or len(one["labels"]) > 20]
     most = max(len(one["input_ids"]) for one in full)
     with pytest.raises(
         InputError, match=rf"{len(long)} of 50 pairs are longer.*source has {most} tokens.*--truncate_pairs"
     ):
-        pair_features(pairs, tokenizer, short)
+        PairTask(short, None, tokenizer).features(pairs)
     cut = PairArguments(max_source_length=12, max_target_length=20, truncate_pairs=True)
-    for feature, whole in zip(pair_features(pairs, tokenizer, cut), full, strict=True):
+    for feature, whole in zip(PairTask(cut, None, tokenizer).features(pairs), full, strict=True):
         for side, length in zip(SIDES, (12, 20), strict=True):
             kept = whole[side] if len(whole[side]) <= length else np.append(whole[side][: length - 1], whole[side][-1])
             np.testing.assert_array_equal(feature[side], kept)
@@ -258,11 +258,11 @@ def test_long_pairs_are_refused_or_cut_and_counted(tokenizer, caplog):
 def test_a_tokenizer_without_the_tokens(tokenizer):
     wordpiece = train_tokenizer(["some words"] * 9, TokenizerArguments(vocab_size=100))
     with pytest.raises(InputError, match=r"no eos_token.*--tokenizer_model bpe"):
-        pair_features(sample(1), wordpiece, PairArguments())
+        PairTask(PairArguments(), None, wordpiece).features(sample(1))
 
 
 def test_collate(tokenizer):
-    features = pair_features(sample(9), tokenizer, PairArguments())
+    features = PairTask(PairArguments(), None, tokenizer).features(sample(9))
     batch = CollatePairs(tokenizer.pad_token_id)(features[3:7])
     assert batch["about"]["example"].tolist() == [3, 4, 5, 6]
     assert batch["input_ids"].dtype == batch["labels"].dtype == batch["attention_mask"].dtype == torch.int64
@@ -281,7 +281,7 @@ def test_collate(tokenizer):
 
 def batches_of(pairs, tokenizer, max_tokens=512, dropout=0.0, **settings) -> BucketedBatches:
     arguments = PairArguments(bpe_dropout=dropout)
-    features = pair_features(pairs, tokenizer, arguments)
+    features = PairTask(arguments, None, tokenizer).features(pairs)
     vary = BpeDropout(pairs, tokenizer, arguments) if dropout else None
     collate = CollatePairs(tokenizer.pad_token_id)
     return BucketedBatches(features, collate, 64, max_tokens, **{"seed": 3, "sides": SIDES, "vary": vary, **settings})
@@ -305,7 +305,7 @@ def test_the_budget_counts_both_sides_with_their_padding(tokenizer):
 def test_bpe_dropout_of_nothing_is_the_tokenizer(tokenizer):
     pairs = [*sample(60), Pair("漢字 the first ☃", "똠방각하 일일", "here", "here", ".tsv", {})]
     vary = BpeDropout(pairs, tokenizer, PairArguments())
-    for number, feature in enumerate(pair_features(pairs, tokenizer, PairArguments())):
+    for number, feature in enumerate(PairTask(PairArguments(), None, tokenizer).features(pairs)):
         varied = vary(feature, (0, 0, number))
         assert all(np.array_equal(varied[side], feature[side]) for side in SIDES)
 
@@ -357,10 +357,12 @@ def test_bpe_dropout_needs_bpe_and_leaves_what_would_not_fit(tokenizer):
     with pytest.raises(InputError, match=r"--bpe_dropout 0\.1: it needs a tokenizer as --tokenizer_model bpe"):
         BpeDropout(sample(1), for_bytes, PairArguments(bpe_dropout=0.1))
     pairs = sample(20)
-    lengths = [max(len(one[side]) for one in pair_features(pairs, tokenizer, PairArguments())) for side in SIDES]
+    lengths = [
+        max(len(one[side]) for one in PairTask(PairArguments(), None, tokenizer).features(pairs)) for side in SIDES
+    ]
     arguments = PairArguments(bpe_dropout=0.5, max_source_length=lengths[0], max_target_length=max(8, lengths[1]))
     vary = BpeDropout(pairs, tokenizer, arguments)
-    for number, feature in enumerate(pair_features(pairs, tokenizer, arguments)):
+    for number, feature in enumerate(PairTask(arguments, None, tokenizer).features(pairs)):
         varied = vary(feature, (0, 0, number))
         assert len(varied["input_ids"]) <= lengths[0] and len(varied["labels"]) <= max(8, lengths[1])
 
@@ -397,7 +399,7 @@ class Echo(nn.Module):
         nll = (labels != -100).sum() * 0.5 * self.scale / num_items_in_batch[0]
         return ModelOutput(loss=2 * nll, nll=nll)
 
-    def generate(self, input_ids, attention_mask, num_beams):
+    def generate(self, input_ids, attention_mask, num_beams, **settings):
         assert num_beams == 2
         return input_ids
 
@@ -406,14 +408,19 @@ def test_generation(tokenizer, tmp_path, caplog, drawn):
     pairs = sample(40)
     pairs = [replace(pair, target=pair.source) if number % 4 else pair for number, pair in enumerate(pairs)]
     model = Echo()
-    judge = PairEvaluation(batches_of(pairs, tokenizer, shuffle=False), pairs, "dev", model, tokenizer, num_beams=2)
+    judge = PairEvaluation(
+        batches_of(pairs, tokenizer, shuffle=False),
+        pairs,
+        "dev",
+        PairTask(PairArguments(num_beams=2), model, tokenizer),
+    )
     with caplog.at_level("INFO", logger="hf_tiny"):
         figures = judge(model, Accelerator(cpu=True))
         assert judge(model, Accelerator(cpu=True)) == figures
     assert figures["exact_match"] == 0.75 and figures["chrf"] > 50 and figures["bleu"] > 50
     assert figures["nll"] == pytest.approx(0.5) and figures["ppl"] == pytest.approx(np.exp(0.5))
     assert figures["loss"] == pytest.approx(1.0)
-    copied = pair_baseline({"train": pairs, "validation": pairs})
+    copied = PairTask(PairArguments()).baseline({"train": pairs, "validation": pairs})
     assert copied.name == "copying the source"
     for name in ("exact_match", "chrf", "bleu", "bleu_tok"):  # what it writes is a copy
         assert copied.figures["validation"][name] == pytest.approx(figures[name])
@@ -493,7 +500,7 @@ def test_dates(day, form, expected):
 
 
 def test_builtin_pairs():
-    splits = read_pairs(PairArguments())
+    splits = PairTask(PairArguments()).splits()
     made = {split: content.splitlines()[1:] for split, content in dates.pairs().items()}
     assert {split: [f"{p.source}\t{p.target}" for p in pairs] for split, pairs in splits.items()} == made
     assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 5000, "validation": 500}
