@@ -339,6 +339,10 @@ class HfTinyElectraForPreTraining(JointPreTraining, HfTinyElectraForMaskedLM):
     def build_shared(self, shared: nn.ModuleDict) -> nn.Module:
         return HfTinyElectraModel(self.config)
 
+    @property
+    def discriminator_embeddings(self) -> ElectraEmbeddings:
+        return self.electra.embeddings
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self.electra.get_input_embeddings()
 
