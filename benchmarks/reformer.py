@@ -33,7 +33,7 @@ from transformers import ReformerConfig, ReformerModelWithLMHead
 from transformers.utils import logging
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM
-from hf_tiny.models.layers import EncoderBlock, linear_cross_entropy, rotary_angles
+from hf_tiny.models.layers import BlockSizes, EncoderBlock, linear_cross_entropy, rotary_angles
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -61,14 +61,14 @@ class Transformer(nn.Module):
         }
         config = SimpleNamespace(**kinds, **rates)
         self.embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(EncoderBlock(config, WIDTH, HEADS, FEED) for _ in range(depth))
+        self.blocks = nn.ModuleList(EncoderBlock(config, BlockSizes(WIDTH, HEADS, FEED)) for _ in range(depth))
         for block in self.blocks:
             block.attention.is_causal = True
         self.norm, self.head, self.saving = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY), saving
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
         x = self.embeddings(input_ids)
-        angles = rotary_angles(torch.arange(x.shape[1])[None], WIDTH // HEADS, 10_000.0, x.dtype)
+        angles = rotary_angles(torch.arange(x.shape[1])[None], WIDTH // HEADS, x.dtype)
         for block in self.blocks:
             x = checkpoint(block, x, None, angles, use_reentrant=False) if self.saving else block(x, None, angles)
         x = self.norm(x)[:, :-1].flatten(0, 1)

@@ -29,6 +29,7 @@ RECIPES = sorted(
 )
 CONFIGS = {
     "hf_tiny_electra": "HfTinyElectraConfig",
+    "hf_tiny_pair": "HfTinyPairConfig",
     "hf_tiny_reformer": "HfTinyReformerConfig",
     "hf_tiny_seq2seq": "HfTinySeq2SeqConfig",
     "hf_tiny_token_linking": "HfTinyTokenLinkingConfig",

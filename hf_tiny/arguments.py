@@ -43,7 +43,11 @@ CONFIG_BOUNDS = {  # of the fields of a model's configuration; all other numbers
 }
 HIGHEST_SEED = 2**32 - 1  # numpy takes no higher one
 HELP_LINES = 100  # `--help` shows as many flags of each group as fit; `--help all` shows all
-LOADED = {"model_name_or_path", "config_name"}  # flags that name a model, whose own configuration then holds
+LOADED = {
+    "model_name_or_path",
+    "config_name",
+    "discriminator_name",
+}  # flags that name a model, whose own configuration then holds
 
 
 def flag(default, help: str, *, choices=None, group: str | None = None, **bounds: float):

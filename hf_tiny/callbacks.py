@@ -15,6 +15,7 @@ from torch import nn
 from . import checkpoint
 from .errors import InputError
 from .models.electra import OBJECTIVES, HfTinyElectraForPreTraining
+from .models.joint import JointPreTraining
 from .optim import learning_rate
 
 logger = logging.getLogger(__name__)
@@ -135,8 +136,8 @@ class L2SP(Callback):
 class FollowGenerator(Callback):
     """Sharing "disentangled": the discriminator's embeddings move as the generator's do, and by their own gradient."""
 
-    def __init__(self, model: HfTinyElectraForPreTraining):
-        tables = model.electra.embeddings, model.generator.embeddings
+    def __init__(self, model: JointPreTraining):
+        tables = model.discriminator_embeddings, model.generator_embeddings
         self.own, self.generators = (
             [module.weight for module in table.children() if isinstance(module, nn.Embedding)] for table in tables
         )

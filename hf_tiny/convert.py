@@ -246,7 +246,7 @@ def electra_from_native(
     require(other, {"tie_word_embeddings": True}, "hf_tiny's generator, whose output layer is its embeddings,")
     size = other.hidden_size / native.hidden_size
     model = blank(models.HfTinyElectraForPreTraining, native, sharing=sharing, generator_size=size)
-    found, wanted = tuple(getattr(other, name) for name in SIZES), model.config.sizes(size)
+    found, wanted = tuple(getattr(other, name) for name in SIZES), model.config.sizes(size)[: len(SIZES)]
     if found != wanted:
         raise InputError(f"{SIZES} are {found} in the generator: at {size:.3g} times the discriminator, {wanted}.")
     state = ELECTRA.from_native(discriminator.state_dict())
@@ -281,7 +281,7 @@ def electra_to_native(model: models.HfTinyElectraForPreTraining) -> tuple[PreTra
     """Discriminator and generator; what they share, both have."""
     require(model.config, NATIVE_ELECTRA)
     config, state = model.config, model.state_dict()
-    sizes = dict(zip(SIZES, config.sizes(config.generator_size), strict=True))
+    sizes = dict(zip(SIZES, config.sizes(config.generator_size), strict=False))
     return (
         ELECTRA.to_native(blank(transformers.ElectraForPreTraining, config), state),
         ELECTRA.to_native(blank(transformers.ElectraForMaskedLM, config, **sizes), of_generator(state)),

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # What must not change when a run goes on: all else may (how often to log, where to push, how long to train).
 IDENTITY = ("per_device_train_batch_size", "seed", "bf16", "fp16")
-MODEL_FLAGS = ("model_name_or_path", "config_name", "tokenizer_name")
+MODEL_FLAGS = ("model_name_or_path", "config_name", "tokenizer_name", "discriminator_name", "generator_name")
 NOT_IDENTITY = ("transformers_version", "auto_map", "architectures", "dtype")  # of the model's configuration
 
 

@@ -63,7 +63,7 @@ print(AutoConfig.for_model("hf_tiny_vit").model_type)
 
 
 def test_every_configuration_is_registered():
-    assert {config.model_type: config.__name__ for config in models.AUTO_CLASSES} == hf_tiny.CONFIGS
+    assert {config.model_type: config.__name__ for config in models.AUTO_CLASSES | models.WRAPPERS} == hf_tiny.CONFIGS
 
 
 def test_public_names():

@@ -84,6 +84,7 @@ EVERY_RUN = {  # not part of a walk: what serves all runs in the same way, and w
             "data/encoding",
             "models/layers",
             "models/heads",
+            "models/joint",
             "models/words",
         )
     ),

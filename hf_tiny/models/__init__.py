@@ -1,48 +1,52 @@
 """The tables of models and of their sizes. A new model is one file in this folder and its rows here."""
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
-from . import electra, linking, reformer, seq2seq, vit
+from . import electra, linking, pair, reformer, seq2seq, vit
 from .electra import *  # noqa: F403
 from .image_processing import HfTinyGreyImageProcessor
 from .linking import *  # noqa: F403
+from .pair import *  # noqa: F403
 from .reformer import *  # noqa: F403
 from .seq2seq import *  # noqa: F403
 from .vit import *  # noqa: F403
 
 __all__ = ["AUTO_CLASSES", "SIZES", "model_classes"]
-__all__ += electra.__all__ + linking.__all__ + reformer.__all__ + seq2seq.__all__ + vit.__all__
+__all__ += electra.__all__ + linking.__all__ + pair.__all__ + reformer.__all__ + seq2seq.__all__ + vit.__all__
+
+FAMILIES = (electra, seq2seq, reformer, linking, vit)
+# The tasks of the Auto classes that a head belongs to, where its name has others.
+TASKS = {"ConditionalGeneration": ["Seq2SeqLM"], "MaskedImageModeling": ["PreTraining", "MaskedImageModeling"]}
+
+
+def auto_classes(family: ModuleType) -> dict:
+    """HfTinyElectraForMaskedLM is what AutoModelForMaskedLM makes, HfTinyElectraModel what AutoModel does."""
+    found: dict = {}
+    for name in family.__all__:
+        task = name.partition("For")[2]
+        if task:
+            found |= {
+                getattr(transformers, f"AutoModelFor{one}"): vars(family)[name] for one in TASKS.get(task, [task])
+            }
+        elif name.endswith("Model"):
+            found[AutoModel] = vars(family)[name]
+    return found
+
 
 AUTO_CLASSES: dict[type[PreTrainedConfig], dict] = {
-    electra.HfTinyElectraConfig: {
-        AutoModel: electra.HfTinyElectraModel,
-        transformers.AutoModelForPreTraining: electra.HfTinyElectraForPreTraining,
-        transformers.AutoModelForMaskedLM: electra.HfTinyElectraForMaskedLM,
-        transformers.AutoModelForSequenceClassification: electra.HfTinyElectraForSequenceClassification,
-        transformers.AutoModelForTokenClassification: electra.HfTinyElectraForTokenClassification,
-    },
-    seq2seq.HfTinySeq2SeqConfig: {
-        AutoModel: seq2seq.HfTinySeq2SeqModel,
-        transformers.AutoModelForSeq2SeqLM: seq2seq.HfTinySeq2SeqForConditionalGeneration,
-    },
-    reformer.HfTinyReformerConfig: {
-        AutoModel: reformer.HfTinyReformerModel,
-        transformers.AutoModelForCausalLM: reformer.HfTinyReformerForCausalLM,
-        transformers.AutoModelForMaskedLM: reformer.HfTinyReformerForMaskedLM,
-        transformers.AutoModelForSequenceClassification: reformer.HfTinyReformerForSequenceClassification,
-        transformers.AutoModelForTokenClassification: reformer.HfTinyReformerForTokenClassification,
-    },
-    linking.HfTinyTokenLinkingConfig: {AutoModel: linking.HfTinyTokenLinkingModel},
-    vit.HfTinyViTConfig: {
-        AutoModel: vit.HfTinyViTModel,
-        transformers.AutoModelForPreTraining: vit.HfTinyViTForMaskedImageModeling,
-        transformers.AutoModelForMaskedImageModeling: vit.HfTinyViTForMaskedImageModeling,
-        transformers.AutoModelForImageClassification: vit.HfTinyViTForImageClassification,
-    },
+    vars(family)[name]: auto_classes(family)
+    for family in FAMILIES
+    for name in family.__all__
+    if name.endswith("Config")
 }
+
+
+# Known to the Auto classes, too, but nothing to start from scratch or to fine-tune: what it wraps is.
+WRAPPERS: dict[type[PreTrainedConfig], dict] = {pair.HfTinyPairConfig: auto_classes(pair)}
 
 
 def widths(size: int, head_size: int = 64, side: str = "") -> dict[str, int]:
@@ -102,7 +106,7 @@ def model_classes() -> Iterator[tuple[type, type, type]]:
 
 def register() -> None:
     """Make every model known to the Auto classes, here and in the checkpoints that it saves."""
-    for config_class, heads in AUTO_CLASSES.items():
+    for config_class, heads in (AUTO_CLASSES | WRAPPERS).items():
         file = config_class.__module__.rpartition(".")[2]
         names = {AutoConfig: config_class, **heads}
         config_class.registered_auto_map = {auto.__name__: f"{file}.{cls.__name__}" for auto, cls in names.items()}

@@ -1,8 +1,5 @@
 """ELECTRA (Clark et al., 2020): a small generator proposes tokens, a discriminator finds the replaced ones."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import torch
 import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
@@ -11,20 +8,12 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
-from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .heads import (
-    Count,
-    EncoderConfig,
-    EncoderHead,
-    SequenceClassification,
-    TokenClassification,
-    read_counts,
-    token_loss,
-)
+from .heads import EncoderConfig, EncoderHead, SequenceClassification, TokenClassification, token_loss
+from .joint import JOINT, JointPreTraining, JointStep, Objective, rtd_loss
 from .layers import (
+    BlockSizes,
     Dropout,
     EncoderBlock,
     HfTinyPreTrainedModel,
@@ -34,7 +23,6 @@ from .layers import (
     embed,
     layer_norm,
     rotary_angles,
-    sample_inverse_cdf,
 )
 
 __all__ = [
@@ -76,7 +64,6 @@ class HfTinyElectraConfig(EncoderConfig):
     num_attention_heads: int = 4
     intermediate_size: int = 1024
     hidden_act: str = "gelu"
-    hidden_dropout_prob: float | int = 0.1
     attention_probs_dropout_prob: float | int = 0.1
     max_position_embeddings: int = 512
     position_embedding_type: str = "absolute"
@@ -110,31 +97,11 @@ class HfTinyElectraConfig(EncoderConfig):
         """Whether the generator has embeddings of its own."""
         return self.sharing in ("none", "disentangled")
 
-    def sizes(self, scale: float) -> tuple[int, int, int]:
-        """(hidden size, heads, feed-forward size) of an encoder that is `scale` times as wide."""
+    def sizes(self, scale: float) -> BlockSizes:
+        """Of an encoder that is `scale` times as wide."""
         sizes = (self.hidden_size, self.num_attention_heads, self.intermediate_size)
         hidden, heads, inner = (max(1, round(size * scale)) for size in sizes)
-        return hidden, heads, inner
-
-
-@dataclass
-class HfTinyElectraForPreTrainingOutput(ModelOutput):
-    """
-    loss: mlm_loss + discriminator_weight * rtd_loss.
-    logits (batch, length): above 0 where the discriminator takes a token for a replaced one.
-    replaced (batch, length): True where the generator's token differs from the original.
-    mlm_logits (masked, vocabulary) and mlm_labels (masked,): at the masked positions only.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    mlm_loss: Tensor | None = None
-    rtd_loss: Tensor | None = None
-    replaced: Tensor | None = None
-    mlm_logits: Tensor | None = None
-    mlm_labels: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
+        return BlockSizes(hidden, heads, inner)
 
 
 class ElectraEmbeddings(nn.Module):
@@ -175,23 +142,21 @@ class ElectraEncoder(nn.Module):
     def __init__(self, config: HfTinyElectraConfig, scale: float = 1):
         super().__init__()
         self.config = config
-        hidden_size, num_heads, intermediate_size = config.sizes(scale)
-        self.head_size = hidden_size // num_heads
-        narrow = config.embedding_size != hidden_size
-        self.project = nn.Linear(config.embedding_size, hidden_size) if narrow else nn.Identity()
-        self.layers = nn.ModuleList(
-            EncoderBlock(config, hidden_size, num_heads, intermediate_size) for _ in range(config.num_hidden_layers)
-        )
+        sizes = config.sizes(scale)
+        self.head_size = sizes.hidden_size // sizes.num_heads
+        narrow = config.embedding_size != sizes.hidden_size
+        self.project = nn.Linear(config.embedding_size, sizes.hidden_size) if narrow else nn.Identity()
+        self.layers = nn.ModuleList(EncoderBlock(config, sizes) for _ in range(config.num_hidden_layers))
         if config.modern and not narrow:
             self.layers[0].attention_norm = nn.Identity()  # the embeddings end in one
-        self.norm = layer_norm(config, hidden_size) if config.norm_first else nn.Identity()
+        self.norm = layer_norm(config, sizes.hidden_size) if config.norm_first else nn.Identity()
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **kwargs) -> Tensor:
         x = self.project(x)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
         angles = None
         if self.config.position_embedding_type == "rotary":
-            angles = rotary_angles(position_ids, self.head_size, self.config.rope_theta, x.dtype)
+            angles = rotary_angles(position_ids, self.head_size, x.dtype, self.config.rope_theta)
         for layer in self.layers:
             x = layer(x, mask, angles, **kwargs)
         return self.norm(x)
@@ -234,7 +199,7 @@ class GeneratorHead(nn.Module):
 
     def __init__(self, config: HfTinyElectraConfig, scale: float):
         super().__init__()
-        self.dense = nn.Linear(config.sizes(scale)[0], config.embedding_size, bias=not config.modern)
+        self.dense = nn.Linear(config.sizes(scale).hidden_size, config.embedding_size, bias=not config.modern)
         self.norm = layer_norm(config, config.embedding_size)
         self.activation = ACT2FN["gelu"]
 
@@ -296,65 +261,17 @@ class HfTinyElectraForMaskedLM(EncoderHead, HfTinyElectraPreTrainedModel):
         x, position_ids = self.generator_embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         return self.generator_encoder(x, attention_mask, position_ids, **kwargs)
 
+    def guess(self, states: Tensor) -> Tensor:
+        return self.generator_lm_head(self.generator_head(states))
+
     def predict(self, x, attention_mask, labels, num_items_in_batch):
-        logits = self.generator_lm_head(self.generator_head(x))
+        logits = self.guess(x)
         return None if labels is None else token_loss(logits, labels, num_items_in_batch), logits
-
-
-@dataclass
-class JointStep:
-    """What a step of generator and discriminator has computed.
-
-    masked, original, replaced, valid (batch, length): which tokens are masked, what they were, which ones the generator
-        replaced by others, and which are not padding (all when None).
-    mlm_...: of the generator, at the masked positions only; sampled (masked,): what it put there.
-    states (batch, length, hidden), logits (batch, length): of the discriminator.
-    counts: of the masked positions and of the tokens that losses are divided by.
-    places (masked,): the masked positions among all of the batch.
-    """
-
-    masked: Tensor
-    original: Tensor
-    valid: Tensor | None
-    counts: Tensor
-    places: Tensor
-    mlm_labels: Tensor
-    mlm_states: Tensor = field(init=False)
-    mlm_logits: Tensor = field(init=False)
-    mlm_loss: Tensor = field(init=False)
-    sampled: Tensor = field(init=False)
-    replaced: Tensor = field(init=False)
-    states: Tensor = field(init=False)
-    logits: Tensor = field(init=False)
-    rtd_loss: Tensor = field(init=False)
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What a training step of generator and discriminator minimises, and which of them it trains.
-
-    loss: of the model and of what its forward pass has computed.
-    head: makes, of the model's configuration, what only the training needs: `model.objective_head`.
-    """
-
-    loss: Callable[[PreTrainedModel, JointStep], Tensor]
-    generator: bool = True
-    discriminator: bool = True
-    head: Callable[[HfTinyElectraConfig], nn.Module] | None = None
-
-
-def joint_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
-    """The paper's equation 3."""
-    return step.mlm_loss + rtd_loss(model, step)
 
 
 def mlm_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
     """BERT, when all is shared."""
     return step.mlm_loss
-
-
-def rtd_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
-    return model.config.discriminator_weight * step.rtd_loss
 
 
 def masked_rtd_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
@@ -394,7 +311,7 @@ def adversarial_loss(model: PreTrainedModel, step: JointStep) -> Tensor:
 
 ENTROPY_WEIGHT = 0.01
 OBJECTIVES = {
-    "joint": Objective(joint_loss),
+    "joint": JOINT,
     "mlm": Objective(mlm_loss, discriminator=False),
     "rtd": Objective(rtd_loss, generator=False),
     "adversarial": Objective(adversarial_loss, head=lambda c: nn.Linear(c.sizes(c.generator_size)[0], 1)),
@@ -404,18 +321,14 @@ OBJECTIVES = {
 }
 
 
-class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
-    """Generator and discriminator in one model. Without `labels` it is the discriminator alone.
-
-    objective: what is minimised in training (one of OBJECTIVES); evaluation always gives the losses of joint training.
-    """
+class HfTinyElectraForPreTraining(JointPreTraining, HfTinyElectraForMaskedLM):
+    """Generator and discriminator; `objective` is one of OBJECTIVES."""
 
     base_model_prefix = "electra"
     _keys_to_ignore_on_load_unexpected = [r"^objective"]
 
     def __init__(self, config: HfTinyElectraConfig):
         super().__init__(config)
-        self.objective, self.objective_head = OBJECTIVES["joint"], None
         self.discriminator_head = nn.Sequential(
             nn.Linear(config.hidden_size, config.hidden_size),
             ACT2FN[config.hidden_act],
@@ -425,6 +338,10 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
 
     def build_shared(self, shared: nn.ModuleDict) -> nn.Module:
         return HfTinyElectraModel(self.config)
+
+    @property
+    def discriminator_embeddings(self) -> ElectraEmbeddings:
+        return self.electra.embeddings
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.electra.get_input_embeddings()
@@ -437,66 +354,6 @@ class HfTinyElectraForPreTraining(HfTinyElectraForMaskedLM):
         if self.config.two_tables:
             self._get_resized_embeddings(self.generator.embeddings.word_embeddings, *args, **kwargs)  # in place
         return super()._resize_token_embeddings(*args, **kwargs)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        sampling_noise: Tensor | None = None,
-        num_items_in_batch: Count = None,
-        **kwargs,
-    ) -> HfTinyElectraForPreTrainingOutput:
-        """
-        labels (batch, length): the original token at the masked positions, -100 elsewhere.
-        sampling_noise (batch, length): uniform numbers in [0, 1) that decide what the generator samples; drawn when None.
-        num_items_in_batch: how many masked positions and how many tokens the whole optimiser step has, as one tensor
-            of two; counted in this batch when None.
-        """
-        rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, **kwargs}
-        if labels is None:
-            outputs, logits = self.discriminate(input_ids, **rest)
-            recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-            return HfTinyElectraForPreTrainingOutput(logits=logits, **recorded)
-
-        objective = self.objective if self.training else OBJECTIVES["joint"]
-        masked, tokens = labels.ne(-100), torch.ones_like(labels) if attention_mask is None else attention_mask
-        counts = read_counts(num_items_in_batch, masked.sum(), tokens.sum())
-        original, places = torch.where(masked, labels, input_ids), masked.flatten().nonzero().squeeze(1)
-        step = JointStep(masked, original, attention_mask, counts, places, labels.flatten()[places])
-        with torch.set_grad_enabled(torch.is_grad_enabled() and objective.generator):
-            self.predict_masked(step, input_ids, **rest)
-        corrupted = self.corrupt(step, sampling_noise)
-        if objective.discriminator:
-            outputs, step.logits = self.discriminate(corrupted, **rest)
-            step.states = outputs.last_hidden_state
-        else:  # it has no opinion yet
-            outputs, step.logits = BaseModelOutput(), torch.zeros_like(corrupted, dtype=step.mlm_states.dtype)
-        step.rtd_loss = binary_cross_entropy(step.logits, step.replaced, attention_mask, counts[1])
-        loss = objective.loss(self, step)
-        if objective is not OBJECTIVES["joint"] or self.objective_head is not None:
-            # Processes wait for every gradient: this one is 0, whatever the weights are.
-            loss = loss + sum(parameter[:0].sum() for parameter in self.parameters())
-        names = ("logits", "mlm_loss", "rtd_loss", "replaced", "mlm_logits", "mlm_labels")
-        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return HfTinyElectraForPreTrainingOutput(loss=loss, **{name: vars(step)[name] for name in names}, **recorded)
-
-    def predict_masked(self, step: JointStep, input_ids: Tensor, **kwargs) -> None:
-        """What the generator says about the masked positions."""
-        step.mlm_states = self.run_generator(input_ids, **kwargs).flatten(0, 1)[step.places]  # (masked, its width)
-        step.mlm_logits = self.generator_lm_head(self.generator_head(step.mlm_states))  # (masked, vocabulary)
-        step.mlm_loss = cross_entropy(step.mlm_logits, step.mlm_labels, step.counts[0])
-
-    @torch.no_grad()
-    def corrupt(self, step: JointStep, noise: Tensor | None) -> Tensor:
-        """The text with tokens of the generator at the masked positions."""
-        noise = torch.rand_like(step.mlm_labels, dtype=torch.float) if noise is None else noise.flatten()[step.places]
-        step.sampled = sample_inverse_cdf(step.mlm_logits, noise)
-        corrupted = step.original.masked_scatter(step.masked, step.sampled)
-        step.replaced = corrupted.ne(step.original)
-        return corrupted
 
     def discriminate(self, input_ids: Tensor | None, **kwargs) -> tuple[BaseModelOutput, Tensor]:
         """The encoder's outputs, and the logits (batch, length)."""

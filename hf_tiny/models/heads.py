@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from .layers import (
     Copies,
     Dropout,
-    HfTinyConfig,
+    HfTinyTextConfig,
     Recurrence,
     binary_cross_entropy,
     cross_entropy,
@@ -31,20 +31,16 @@ COUNTED_ONCE = (
 )
 
 
-class EncoderConfig(HfTinyConfig):
+class EncoderConfig(HfTinyTextConfig):
     """Of an encoder of texts that has the heads of this file.
 
     classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls").
     classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
     """
 
-    initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
-    pad_token_id: int | None = 0
-    tie_word_embeddings: bool = True
     classifier_pooling: str = "mean"
     classifier_dropout: float | int | None = None
-    use_cache: bool | None = None  # as in the encoder-decoder; ELECTRA, like native encoders, has none
 
 
 def read_counts(num_items_in_batch: Count, *found: Tensor) -> Tensor:
@@ -182,18 +178,26 @@ class ClassificationHead(nn.Module):
         return self.out(self.dropout(self.norm(self.activation(self.dense(self.dropout(x))))))
 
 
-class SequenceClassification(EncoderHead):
-    """N -> 1 on the encoder `encoder_class`: a label, several labels, or a number for a text."""
+class Classification(EncoderHead):
+    """Of texts or tokens, on the encoder `encoder_class`."""
 
-    output_class = SequenceClassifierOutput
     encoder_class: type[nn.Module]
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config))
-        self.classifier = ClassificationHead(config)
+        self.build_classifier(config)
         self.post_init()
+
+    def build_classifier(self, config: PreTrainedConfig) -> None:
+        self.classifier = ClassificationHead(config)
+
+
+class SequenceClassification(Classification):
+    """N -> 1: a label, several labels, or a number for a text."""
+
+    output_class = SequenceClassifierOutput
 
     def predict(self, x, attention_mask, labels, num_items_in_batch):
         if self.config.classifier_pooling == "cls":
@@ -209,21 +213,15 @@ class SequenceClassification(EncoderHead):
         return classification_loss(logits, labels, self.config, num_items_in_batch), logits
 
 
-class TokenClassification(EncoderHead):
-    """N -> N on the encoder `encoder_class`: a label for each token whose label is not -100."""
+class TokenClassification(Classification):
+    """N -> N: a label for each token whose label is not -100."""
 
     output_class = TokenClassifierOutput
-    encoder_class: type[nn.Module]
 
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        setattr(self, self.base_model_prefix, self.encoder_class(config))
+    def build_classifier(self, config: PreTrainedConfig) -> None:
         self.dropout = nn.Identity() if config.modern else head_dropout(config)
-        self.classifier = (
-            ClassificationHead(config) if config.modern else nn.Linear(config.hidden_size, config.num_labels)
-        )
-        self.post_init()
+        head = ClassificationHead(config) if config.modern else nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = head
 
     def predict(self, x, attention_mask, labels, num_items_in_batch):
         logits = self.classifier(self.dropout(x))
@@ -256,33 +254,24 @@ class WordLSTM(nn.Module):
 class LinkingHead(nn.Module):
     """Biaffine attention over words (Dozat & Manning, 2017): each word chooses a word, or place 0 (root, or none).
 
-    affix_buckets: rows of the table of affixes, which are added to the states of words; 0: there is none.
-    lstm_size: of each direction of an LSTM over the words; 0: there is none.
+    config: see `HfTinyTokenLinkingConfig`; hidden_size: of the encoder.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        arc_size: int,
-        label_size: int,
-        num_labels: int,
-        dropout: float,
-        affix_buckets: int = 0,
-        lstm_size: int = 0,
-    ):
+    def __init__(self, config: PreTrainedConfig, hidden_size: int):
         super().__init__()
+        arc_size, label_size, dropout = config.arc_size, config.label_size, config.linking_dropout
         self.dropout = Dropout(dropout)
-        self.affixes = nn.Embedding(affix_buckets, hidden_size, padding_idx=0) if affix_buckets else None
-        self.lstm = WordLSTM(hidden_size, lstm_size) if lstm_size else None
-        hidden_size = 2 * lstm_size or hidden_size
+        self.affixes = nn.Embedding(config.affix_buckets, hidden_size, padding_idx=0) if config.affix_buckets else None
+        self.lstm = WordLSTM(hidden_size, config.lstm_size) if config.lstm_size else None
+        hidden_size = 2 * config.lstm_size or hidden_size
         self.place_0 = nn.Embedding(1, hidden_size)
         self.arc_from = Perceptron(hidden_size, arc_size, dropout)
         self.arc_to = Perceptron(hidden_size, arc_size, dropout)
         self.arc = nn.Linear(arc_size, arc_size)
         self.label_from = Perceptron(hidden_size, label_size, dropout)
         self.label_to = Perceptron(hidden_size, label_size, dropout)
-        self.label = nn.Linear(label_size, num_labels * label_size, bias=False)
-        self.label_alone = nn.Linear(2 * label_size, num_labels)
+        self.label = nn.Linear(label_size, config.num_labels * label_size, bias=False)
+        self.label_alone = nn.Linear(2 * label_size, config.num_labels)
 
     def words(self, x: Tensor, word_spans: Tensor) -> tuple[Tensor, Tensor]:
         """The mean over each word's tokens: (batch, words, hidden), and whether there is a word: (batch, words)."""

@@ -73,6 +73,18 @@ class Recurrence(nn.Module):
         return torch.lstm(x, [begin, begin], weights, True, 1, 0.0, self.training, False, True)[0]
 
 
+class HfTinyTextConfig(HfTinyConfig):
+    """Of a model that reads tokens."""
+
+    hidden_act: str = "relu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.0
+    initializer_range: float = 0.02
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+    use_cache: bool | None = None  # ELECTRA, like native encoders, has none
+
+
 class HfTinyPreTrainedModel(PreTrainedModel):
     """What all models can do whose attention is that of this file."""
 
@@ -263,17 +275,19 @@ class Dropout(nn.Dropout):
         return x if residual is None else residual + x
 
 
-def rotary_angles(position_ids: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_angles(
+    position_ids: Tensor, head_size: int, dtype: torch.dtype, theta: float = 10_000.0
+) -> tuple[Tensor, Tensor]:
     """cos and sin, each (batch or 1, length, 1, head_size / 2), computed on the fly: no buffer to save or to lose."""
     exponents = torch.arange(0, head_size, 2, device=position_ids.device).float() / head_size
     angles = position_ids[:, :, None, None].float() * theta**-exponents
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def sinusoids(position_ids: Tensor, size: int, theta: float, dtype: torch.dtype) -> Tensor:
+def sinusoids(position_ids: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """The paper's position encodings (batch or 1, length, size), the sines before the cosines as in Marian: the paper
     interleaves them, which is the same up to the order of the dimensions."""
-    cos, sin = rotary_angles(position_ids, size, theta, dtype)
+    cos, sin = rotary_angles(position_ids, size, dtype)
     return torch.cat((sin, cos), dim=-1).squeeze(2)
 
 
@@ -304,32 +318,33 @@ def eager_attention(
     return (weights @ value).transpose(1, 2), weights
 
 
+class BlockSizes(NamedTuple):
+    """Of an `EncoderBlock`; head_sizes: of keys (and queries) and of values, in one head."""
+
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    head_sizes: tuple[int, int] | None = None
+
+
 class Attention(nn.Module):
     """Multi-head scaled dot-product attention through transformers' interface. A subclass says what query, key and value
     are projections of, and has the projection `out` to the hidden size.
 
-    head_sizes: of keys (and queries) and of values, in one head.
     layer_idx: of a decoder's layer: a cache holds its keys and values under this number.
     """
 
     is_causal = False
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        hidden_size: int,
-        num_heads: int,
-        head_sizes: tuple[int, int] | None = None,
-        layer_idx: int | None = None,
-    ):
+    def __init__(self, config: PreTrainedConfig, sizes: BlockSizes, layer_idx: int | None = None):
         super().__init__()
         self.config = config
-        self.num_heads = num_heads
+        self.num_heads = sizes.num_heads
         self.layer_idx = layer_idx
-        key_size, value_size = head_sizes or (hidden_size // num_heads,) * 2
+        key_size, value_size = sizes.head_sizes or (sizes.hidden_size // sizes.num_heads,) * 2
         self.scaling = key_size**-0.5
         self.dropout = Dropout(config.attention_probs_dropout_prob)
-        self.sizes = [num_heads * size for size in (key_size, key_size, value_size)]  # of query, key and value
+        self.sizes = [self.num_heads * size for size in (key_size, key_size, value_size)]  # of query, key and value
 
     def heads(self, x: Tensor) -> Tensor:
         """(batch, length, heads * size) to (batch, length, heads, size)."""
@@ -352,11 +367,11 @@ class Attention(nn.Module):
 class SelfAttention(Attention):
     """One projection for query, key and value. In a decoder's layer a token sees itself and those before it."""
 
-    def __init__(self, config: PreTrainedConfig, hidden_size: int, *args):
-        super().__init__(config, hidden_size, *args)
+    def __init__(self, config: PreTrainedConfig, sizes: BlockSizes, layer_idx: int | None = None):
+        super().__init__(config, sizes, layer_idx)
         self.is_causal = self.layer_idx is not None
-        self.qkv = nn.Linear(hidden_size, sum(self.sizes), bias=not config.modern)
-        self.out = nn.Linear(self.sizes[2], hidden_size, bias=not config.modern)
+        self.qkv = nn.Linear(sizes.hidden_size, sum(self.sizes), bias=not config.modern)
+        self.out = nn.Linear(self.sizes[2], sizes.hidden_size, bias=not config.modern)
 
     def forward(
         self,
@@ -387,11 +402,11 @@ class CrossAttention(Attention):
     They share its keys and values, as if they were one longer sequence.
     """
 
-    def __init__(self, config: PreTrainedConfig, hidden_size: int, *args):
-        super().__init__(config, hidden_size, *args)
-        self.query = nn.Linear(hidden_size, self.sizes[0])
-        self.key_value = nn.Linear(hidden_size, sum(self.sizes[1:]))
-        self.out = nn.Linear(self.sizes[2], hidden_size)
+    def __init__(self, config: PreTrainedConfig, sizes: BlockSizes, layer_idx: int | None = None):
+        super().__init__(config, sizes, layer_idx)
+        self.query = nn.Linear(sizes.hidden_size, self.sizes[0])
+        self.key_value = nn.Linear(sizes.hidden_size, sum(self.sizes[1:]))
+        self.out = nn.Linear(self.sizes[2], sizes.hidden_size)
 
     def forward(
         self,
@@ -448,24 +463,16 @@ class EncoderBlock(GradientCheckpointingLayer):
     layer_idx: of a decoder's block. It is causal, and between the two layers it attends to the encoder's states.
     """
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        hidden_size: int,
-        num_heads: int,
-        intermediate_size: int,
-        head_sizes: tuple[int, int] | None = None,
-        layer_idx: int | None = None,
-    ):
+    def __init__(self, config: PreTrainedConfig, sizes: BlockSizes, layer_idx: int | None = None):
         super().__init__()
         self.norm_first = config.norm_first
-        self.attention = SelfAttention(config, hidden_size, num_heads, head_sizes, layer_idx)
-        self.attention_norm = layer_norm(config, hidden_size)
+        self.attention = SelfAttention(config, sizes, layer_idx)
+        self.attention_norm = layer_norm(config, sizes.hidden_size)
         if layer_idx is not None:
-            self.cross_attention = CrossAttention(config, hidden_size, num_heads, head_sizes, layer_idx)
-            self.cross_attention_norm = layer_norm(config, hidden_size)
-        self.feed_forward = FeedForward(config, hidden_size, intermediate_size)
-        self.feed_forward_norm = layer_norm(config, hidden_size)
+            self.cross_attention = CrossAttention(config, sizes, layer_idx)
+            self.cross_attention_norm = layer_norm(config, sizes.hidden_size)
+        self.feed_forward = FeedForward(config, sizes.hidden_size, sizes.intermediate_size)
+        self.feed_forward_norm = layer_norm(config, sizes.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def residual(self, norm: nn.LayerNorm, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:

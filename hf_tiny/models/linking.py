@@ -100,15 +100,7 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
     def __init__(self, config: HfTinyTokenLinkingConfig):
         super().__init__(config)
         self.encoder = without_pooler(AutoModel.from_config(config.encoder))
-        self.head = LinkingHead(
-            self.encoder.config.hidden_size,
-            config.arc_size,
-            config.label_size,
-            config.num_labels,
-            config.linking_dropout,
-            config.affix_buckets,
-            config.lstm_size,
-        )
+        self.head = LinkingHead(config, self.encoder.config.hidden_size)
         self.post_init()
 
     @classmethod

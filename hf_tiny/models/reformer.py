@@ -36,7 +36,6 @@ __all__ = [
 logger = logging.get_logger(__name__)
 Bits = TypeVar("Bits", Tensor, int)
 LAYERS = ("lsh", "local")
-THETA = 10_000.0  # of rotary positions
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
 
 
@@ -66,9 +65,7 @@ class HfTinyReformerConfig(EncoderConfig):
     num_attention_heads: int = 4
     attention_head_size: int | None = None
     intermediate_size: int = 1024
-    hidden_act: str = "relu"
     hidden_dropout_prob: float | int = 0.05
-    attention_probs_dropout_prob: float | int = 0.0
     position_embedding_type: str = "axial"
     axial_pos_shape: list[int] | tuple[int, ...] = (64, 64)
     lsh_attn_chunk_length: int = 64
@@ -494,7 +491,7 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         x = self.embeddings(x, position_ids, past + length)
         angles = None
         if config.position_embedding_type == "rotary":
-            angles = rotary_angles(position_ids, config.head_size, THETA, x.dtype)
+            angles = rotary_angles(position_ids, config.head_size, x.dtype)
         # ONNX has no place for the attention of chunks.
         dense = with_weights or config._attn_implementation == "eager" or torch.onnx.is_in_onnx_export()
         padded = attention_mask is not None

@@ -21,12 +21,13 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .heads import Count, predict_tokens
 from .layers import (
+    BlockSizes,
     Copies,
     CrossAttention,
     Dropout,
     EncoderBlock,
-    HfTinyConfig,
     HfTinyPreTrainedModel,
+    HfTinyTextConfig,
     SelfAttention,
     embed,
     layer_norm,
@@ -37,11 +38,9 @@ from .layers import (
 
 __all__ = ["HfTinySeq2SeqConfig", "HfTinySeq2SeqForConditionalGeneration", "HfTinySeq2SeqModel"]
 
-THETA = 10_000.0  # of sinusoidal and rotary positions
-
 
 @strict
-class HfTinySeq2SeqConfig(HfTinyConfig):
+class HfTinySeq2SeqConfig(HfTinyTextConfig):
     """The paper's base model. Where two sizes are usually the same, None takes the other one's.
 
     decoder_layers: `encoder_layers` when None.
@@ -67,24 +66,17 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
     qk_head_dim: int | None = None
     v_head_dim: int | None = None
     intermediate_size: int = 2048
-    hidden_act: str = "relu"
-    hidden_dropout_prob: float | int = 0.1
-    attention_probs_dropout_prob: float | int = 0.0
     max_position_embeddings: int = 1024
     position_embedding_type: str = "sinusoidal"
     norm_first: bool = False
     scale_embedding: bool = True
     label_smoothing: float | int = 0.1
     copy_attention: bool = False
-    initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
-    pad_token_id: int | None = 0
     bos_token_id: int | None = 2
     eos_token_id: int | list[int] | None = 3
     decoder_start_token_id: int | None = 2
-    tie_word_embeddings: bool = True
     is_encoder_decoder: bool = True
-    use_cache: bool | None = None
 
     def __post_init__(self, **kwargs):
         if self.decoder_layers is None:
@@ -105,9 +97,8 @@ class HfTinySeq2SeqConfig(HfTinyConfig):
         return self.qk_head_dim or size, self.v_head_dim or size
 
     @property
-    def block_sizes(self) -> tuple[int, int, int, tuple[int, int]]:
-        """Of an `EncoderBlock`."""
-        return self.hidden_size, self.num_attention_heads, self.intermediate_size, self.head_sizes
+    def block_sizes(self) -> BlockSizes:
+        return BlockSizes(self.hidden_size, self.num_attention_heads, self.intermediate_size, self.head_sizes)
 
 
 @dataclass
@@ -202,9 +193,9 @@ class Positions(nn.Module):
         """x (batch, length, hidden), of which `past` places came before; also the angles, for rotary positions."""
         position_ids = torch.arange(x.shape[1], device=x.device)[None] + past
         if self.kind == "rotary":
-            return self.dropout(x * self.scale), rotary_angles(position_ids, self.key_size, THETA, x.dtype)
+            return self.dropout(x * self.scale), rotary_angles(position_ids, self.key_size, x.dtype)
         if self.kind == "sinusoidal":
-            places = sinusoids(position_ids, x.shape[-1], THETA, x.dtype)
+            places = sinusoids(position_ids, x.shape[-1], x.dtype)
         else:
             known = self.embeddings.num_embeddings
             if not torch.compiler.is_compiling() and x.shape[1] + int(past) > known:
@@ -224,7 +215,7 @@ class HfTinySeq2SeqEncoder(HfTinySeq2SeqPreTrainedModel):
         size = config.hidden_size
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.positions = Positions(config)
-        self.layers = nn.ModuleList(EncoderBlock(config, *config.block_sizes) for _ in range(config.encoder_layers))
+        self.layers = nn.ModuleList(EncoderBlock(config, config.block_sizes) for _ in range(config.encoder_layers))
         self.norm = layer_norm(config, size) if config.norm_first else nn.Identity()
         self.post_init()
 
@@ -255,7 +246,7 @@ class HfTinySeq2SeqDecoder(HfTinySeq2SeqPreTrainedModel):
         super().__init__(config)
         self.positions = Positions(config)
         size, depth = config.hidden_size, config.decoder_layers or 0  # None has become a number
-        self.layers = nn.ModuleList(DecoderBlock(config, *config.block_sizes, index) for index in range(depth))
+        self.layers = nn.ModuleList(DecoderBlock(config, config.block_sizes, index) for index in range(depth))
         self.norm = layer_norm(config, size) if config.norm_first else nn.Identity()
         self.post_init()
 

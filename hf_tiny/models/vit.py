@@ -13,7 +13,16 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .heads import Count, classification_loss, count_items
-from .layers import Dropout, EncoderBlock, HfTinyConfig, HfTinyPreTrainedModel, SelfAttention, layer_norm, sinusoids
+from .layers import (
+    BlockSizes,
+    Dropout,
+    EncoderBlock,
+    HfTinyConfig,
+    HfTinyPreTrainedModel,
+    SelfAttention,
+    layer_norm,
+    sinusoids,
+)
 
 __all__ = ["HfTinyViTConfig", "HfTinyViTForImageClassification", "HfTinyViTForMaskedImageModeling", "HfTinyViTModel"]
 
@@ -168,7 +177,7 @@ class GridPositions(nn.Module):
     def along(self, count: int, known: int, like: Tensor) -> Tensor:
         """(count, size / 2) for the middles of `count` places where `known` were."""
         places = (torch.arange(count, device=like.device) + 0.5) * (known / count) - 0.5
-        return sinusoids(places[None], self.size // 2, 10_000.0, like.dtype)[0]
+        return sinusoids(places[None], self.size // 2, like.dtype)[0]
 
 
 class ViTEmbeddings(nn.Module):
@@ -205,14 +214,14 @@ class LayerScale(nn.Module):
 class ViTBlock(EncoderBlock):
     """`EncoderBlock` with the norm before each layer, and the options of images: drop-path and LayerScale."""
 
-    def __init__(self, config: HfTinyViTConfig, size: int, heads: int, intermediate_size: int, drop_path: float = 0.0):
-        super().__init__(config, size, heads, intermediate_size)
+    def __init__(self, config: HfTinyViTConfig, sizes: BlockSizes, drop_path: float = 0.0):
+        super().__init__(config, sizes)
         self.drop_path = drop_path
         if not config.qkv_bias:
             self.attention.qkv.register_parameter("bias", None)
         value = config.layer_scale_init_value
-        self.attention_scale = nn.Identity() if value is None else LayerScale(size, value)
-        self.feed_forward_scale = nn.Identity() if value is None else LayerScale(size, value)
+        self.attention_scale = nn.Identity() if value is None else LayerScale(sizes.hidden_size, value)
+        self.feed_forward_scale = nn.Identity() if value is None else LayerScale(sizes.hidden_size, value)
 
     def forward(self, x: Tensor, queries: slice | None = None, **kwargs) -> Tensor:  # type: ignore[override]  # no masks
         """queries: of which tokens the output is needed; of all when None."""
@@ -250,9 +259,9 @@ class HfTinyViTModel(HfTinyViTPreTrainedModel):
         super().__init__(config)
         config.grid_size(config.image_size)  # it may have been changed after the config was made
         self.embeddings = ViTEmbeddings(config)
-        sizes = (config.hidden_size, config.num_attention_heads, config.intermediate_size)
+        sizes = BlockSizes(config.hidden_size, config.num_attention_heads, config.intermediate_size)
         depth, rate = config.num_hidden_layers, config.drop_path_rate
-        self.layers = nn.ModuleList(ViTBlock(config, *sizes, rate * i / max(1, depth - 1)) for i in range(depth))
+        self.layers = nn.ModuleList(ViTBlock(config, sizes, rate * i / max(1, depth - 1)) for i in range(depth))
         self.norm = layer_norm(config, config.hidden_size)
         self.pooled = slice(0, 1) if config.pooling == "cls" else slice(1 + config.num_register_tokens, None)
         self.post_init()
@@ -326,11 +335,11 @@ class MAEDecoder(nn.Module):
     def __init__(self, config: HfTinyViTConfig):
         super().__init__()
         size = config.decoder_hidden_size
-        sizes = (size, config.decoder_num_attention_heads, config.decoder_intermediate_size)
+        sizes = BlockSizes(size, config.decoder_num_attention_heads, config.decoder_intermediate_size)
         self.embed = nn.Linear(config.hidden_size, size)
         self.mask_token = nn.Embedding(1, size)
         self.positions = GridPositions(config, size)
-        self.layers = nn.ModuleList(ViTBlock(config, *sizes) for _ in range(config.decoder_num_hidden_layers))
+        self.layers = nn.ModuleList(ViTBlock(config, sizes) for _ in range(config.decoder_num_hidden_layers))
         self.norm = layer_norm(config, size)
         self.out = nn.Linear(size, config.patch_dim)
 

@@ -36,10 +36,12 @@ from hf_tiny.evaluation import Evaluation, Results, array, mean_loss, perplexity
 from hf_tiny.metrics import Metric
 from hf_tiny.models import HfTinyElectraConfig, HfTinyElectraForPreTraining
 from hf_tiny.models.electra import OBJECTIVES
+from hf_tiny.models.pair import HfTinyPairForPreTraining
 from hf_tiny.optim import parameter_groups
 from hf_tiny.processes import on_main
 from hf_tiny.start import ENCODER, InitArguments, check_init, quiet, read_config, start_words
 from hf_tiny.tasks import Line, Task, TaskEvaluation
+from hf_tiny.tasks.pairs import start_pair
 from hf_tiny.tokenizer import NEEDED_TOKENS, extend_tokenizer, load_existing
 from hf_tiny.train import train
 
@@ -73,6 +75,10 @@ class ElectraArguments(InitArguments):
     model_name_or_path: str | None = flag(
         None, "Go on from here: a folder of this recipe, or a native ELECTRA (…discriminator, beside it …generator)."
     )
+    discriminator_name: str | None = flag(
+        None, "Go on with native encoders as they are: a discriminator (electra, deberta-v2), with --generator_name."
+    )
+    generator_name: str | None = flag(None, "The native generator that goes with --discriminator_name.")
     extend_vocab: int = flag(0, "Number of word pieces of the new text that are added to its vocabulary.", low=0)
     measure_forgetting: list[str] | None = flag(None, "Raw text of the old field: the losses on it before and after.")
 
@@ -82,8 +88,10 @@ class ElectraArguments(InitArguments):
 
 def start_electra(
     recipe, corpus: Corpus, train_tokenizer: Callable[[], PreTrainedTokenizerBase]
-) -> tuple[HfTinyElectraForPreTraining, PreTrainedTokenizerBase, list[Callback]]:
-    """The model, its tokenizer and the callbacks for `train`: of an earlier run, or from scratch."""
+) -> tuple[HfTinyElectraForPreTraining | HfTinyPairForPreTraining, PreTrainedTokenizerBase, list[Callback]]:
+    """The model, its tokenizer and the callbacks for `train`: of native models, of an earlier run, or from scratch."""
+    if recipe.discriminator_name or recipe.generator_name:
+        return start_pair(recipe)
     check_init(recipe)
     if recipe.model_name_or_path:
         return continue_electra(recipe, corpus)
@@ -144,7 +152,8 @@ def load_electra(name: str) -> tuple[HfTinyElectraForPreTraining, str]:
     if kind != "electra":
         raise InputError(
             f"--model_name_or_path {name}: {kind} has no generator and no discriminator, and this recipe goes on with an "
-            "ELECTRA only. Give a folder of pretrain-electra or a native ELECTRA. For a task, fine-tune this one as it is."
+            "ELECTRA only. Give a folder of pretrain-electra or a native ELECTRA; other pairs go on by --discriminator_name "
+            "and --generator_name. For a task, fine-tune this one as it is."
         )
     if DISCRIMINATOR not in place:
         raise InputError(f"--model_name_or_path {name}: name the {DISCRIMINATOR}; the {GENERATOR} must be beside it.")
@@ -185,7 +194,7 @@ def extend(
 
 def start_objective(model: HfTinyElectraForPreTraining, recipe) -> tuple[list[dict], Stages]:
     """Set up the model as the recipe says; returns the groups of the optimiser and the callback for `train`."""
-    name, sharing, size = recipe.objective, model.config.sharing, model.config.generator_size
+    name, sharing = recipe.objective, model.config.sharing
     if name == "mlm" and sharing != "all":
         raise InputError(
             "--objective mlm trains the generator only: the encoder that is kept learns with --sharing all "
@@ -211,7 +220,7 @@ def start_objective(model: HfTinyElectraForPreTraining, recipe) -> tuple[list[di
         model.objective_head = head(model.config).apply(model._init_weights)
     if name != "two_stage":
         return parameter_groups(model, recipe.weight_decay), stages
-    if size != 1:
+    if (size := model.config.generator_size) != 1:
         logger.info(f"The generator is {size:g} times as wide: the discriminator will start from its embeddings only.")
     first = nn.ModuleList([model.generator, model.generator_head, model.generator_lm_head])
     second = nn.ModuleList([model.electra, model.discriminator_head])

@@ -624,7 +624,7 @@ def test_rotation_keeps_lengths_and_depends_on_the_distance():
     x, y = torch.randn(2, 1, 1, 1, 8, dtype=torch.double)
 
     def turned(vector: Tensor, place: int) -> Tensor:
-        return rotate(vector, *rotary_angles(torch.tensor([[place]]), 8, 10_000.0, torch.double))
+        return rotate(vector, *rotary_angles(torch.tensor([[place]]), 8, torch.double))
 
     assert_close(turned(x, 5).norm(), x.norm(), 1e-6)
     assert torch.equal(turned(x, 0), x)

@@ -371,7 +371,8 @@ def test_without_any_label_the_loss_is_0(kind):
 
 @pytest.fixture
 def head() -> LinkingHead:
-    return randomised(LinkingHead(hidden_size=6, arc_size=5, label_size=4, num_labels=3, dropout=0.0))
+    config = HfTinyTokenLinkingConfig(arc_size=5, label_size=4, num_labels=3, linking_dropout=0.0)
+    return randomised(LinkingHead(config, hidden_size=6))
 
 
 def test_a_word_is_the_mean_of_its_tokens(head):
