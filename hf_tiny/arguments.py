@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import logging
 import math
 import operator
 import re
@@ -22,6 +23,8 @@ from transformers import HfArgumentParser, PreTrainedConfig
 
 from .errors import InputError
 from .flags import hint, unknown
+
+logger = logging.getLogger(__name__)
 
 GROUPS = ("run", "data", "tokenizer", "model", "training", "saving", "Hub")  # the order of `--help`
 BOUNDS = {
@@ -67,6 +70,8 @@ class Arguments:
     SIZES: ClassVar[dict[str, dict]] = {}  # presets: --size name -> flags that it sets
     CONFIG: ClassVar[Any] = None  # the class of the model's configuration: each of its fields is a flag, too
     MODEL_SIZES: ClassVar[dict[str, dict]] = {}  # --size name -> fields of CONFIG that it sets
+    # What a run that goes on does not take from its recipe.yaml: the folder may have been moved, the machine have fewer cores.
+    NOT_RESTORED: ClassVar[tuple[str, ...]] = ("output_dir", "resume_from_checkpoint", "num_threads", "overwrite_cache")
 
     given_settings: dict = dataclasses.field(default_factory=dict)  # the fields of CONFIG that were given as flags
 
@@ -100,8 +105,8 @@ RecipeType = TypeVar("RecipeType", bound=Arguments)
 def parse(
     recipe_class: type[RecipeType], argv: Sequence[str] | None = None, settings: dict[str, Any] | None = None
 ) -> RecipeType:
-    """Parse `[FILE.yaml|FILE.json] [--flag value ...]`: a flag on the command line wins over the file, both win over what
-    `--size` sets, and that over the defaults.
+    """Parse `[FILE.yaml|FILE.json] [--flag value ...]`: a flag on the command line wins over the file, both win over the
+    flags of a run that is resumed, these over what `--size` sets, and that over the defaults.
 
     settings: flags and their values, in place of a command line.
     """
@@ -115,7 +120,10 @@ def parse(
             raise InputError(f"Unknown setting {name!r}{where}{hint(name, names)}")
     given = {name: None for name, value in settings.items() if value is None}
     given |= _parse_flags(recipe_class, [*as_flags(settings), *argv])
-    asked, size = given.pop("help", None), given.get("size", _size(recipe_class))
+    asked = given.pop("help", None)
+    if given.get("resume_from_checkpoint") and not asked:
+        given = {**_flags_of_run(recipe_class, given), **given}
+    size = given.get("size", _size(recipe_class))
     if recipe_class.SIZES and size not in recipe_class.SIZES:
         raise InputError(f"--size {size}: choose one of {', '.join(recipe_class.SIZES)}.")
     if asked:
@@ -128,6 +136,31 @@ def parse(
     if recipe.given_settings and not any(given.get(name) for name in LOADED):
         recipe.build_config()  # refused now, not after the data is prepared
     return recipe
+
+
+def recipe_of_run(output_dir: str, resumed_from: str) -> Path:
+    """The recipe.yaml of the run that is resumed."""
+    return (Path(output_dir) if resumed_from == "latest" else Path(resumed_from).parent) / "recipe.yaml"
+
+
+def _flags_of_run(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
+    """The flags of the run that is resumed, so that they need not be given again. Without a folder of its own, a run goes
+    on in that of its checkpoint."""
+    output_dir = given.get("output_dir", _flags(recipe_class)["output_dir"].default)
+    path = recipe_of_run(output_dir, given["resume_from_checkpoint"])
+    if not path.is_file():
+        return {}
+    try:
+        settings = _read(path)
+    except (InputError, OSError) as error:
+        logger.warning(f"{error} Flags that are not given have their defaults.")
+        return {}
+    left_out = {*recipe_class.NOT_RESTORED}
+    if "num_train_epochs" in given:  # the new length, which --max_steps would win over
+        left_out.add("max_steps")
+    settings = {name: settings[name] for name in known(recipe_class) if name in settings and name not in left_out}
+    unset = {name: None for name, value in settings.items() if value is None}
+    return {"output_dir": str(path.parent), **unset, **_parse_flags(recipe_class, as_flags(settings))}
 
 
 def check(recipe: object) -> None:

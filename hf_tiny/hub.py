@@ -1,6 +1,6 @@
 """The model card, and the way to the Hub.
 
-python -m hf_tiny.hub push runs/mine --hub_model_id you/name
+hf-tiny push runs/mine --hub_model_id you/name
 """
 
 import argparse
@@ -399,12 +399,12 @@ class Pusher:
             again = shlex.join(["push", str(self.output_dir), "--hub_model_id", self.place.repo])
             again += f" --hub_revision {shlex.quote(self.place.revision)}" if self.place.revision else ""
             again += " --push_native" if self.place.native else ""
-            safe = f"The model is safe in {self.output_dir}; push it later with: python -m hf_tiny.hub {again}"
+            safe = f"The model is safe in {self.output_dir}; push it later with: hf-tiny {again}"
             logger.warning(f"The push failed: {reason}. {safe}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m hf_tiny.hub", description="Push a finished model to the Hub.")
+    parser = argparse.ArgumentParser(prog="hf-tiny", description="Push a finished model to the Hub.")
     parser.add_argument("command", choices=["push"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hub_model_id", required=True, help="user/name on the Hub")

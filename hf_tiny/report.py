@@ -154,6 +154,11 @@ def _name_ticks(axis, rows: Sequence[str], columns: Sequence[str], fontsize: int
     axis.set_yticks(range(len(rows)), rows, **style)
 
 
+def drawable(names: Sequence[str]) -> list[str]:
+    """The names; where no font has their letters, their numbers, as in the confusion matrix."""
+    return [str(place) for place in range(1, len(names) + 1)] if fonts_for("".join(names)) is None else list(names)
+
+
 def fonts_for(text: str) -> list[str] | None:
     """matplotlib's own font, and where that lacks some letters an installed one that has them; None: there is none."""
     from matplotlib import font_manager
@@ -209,15 +214,7 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     if use:
         code = use[1].replace("PATH_OR_ID", str(output_dir)).splitlines()
         print("  use it:  " + "\n           ".join(part for part in code if part))
-    command = [
-        "python",
-        "-m",
-        "hf_tiny.hub",
-        "push",
-        str(output_dir),
-        "--hub_model_id",
-        f"you/{output_dir.resolve().name}",
-    ]
+    command = ["hf-tiny", "push", str(output_dir), "--hub_model_id", f"you/{output_dir.resolve().name}"]
     print(f"  push it: {shlex.join(command)}")
 
 

@@ -17,6 +17,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object, set_seed
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from . import arguments, checkpoint, hub, report
 from .arguments import Arguments
@@ -88,6 +89,9 @@ def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[s
 def run_seeds(main: Callable, recipe) -> dict[str, float]:
     """The same run with several seeds; all_results.json then holds the mean and the deviation of every figure."""
     results = []
+    if PartialState().is_main_process:
+        again = dataclasses.replace(recipe, resume_from_checkpoint=None)
+        arguments.write(again, Path(recipe.output_dir) / "recipe.yaml", [hub.command()])
     for seed in range(recipe.seed, recipe.seed + recipe.seeds):
         set_seed(seed)
         folder = Path(recipe.output_dir) / f"seed-{seed}"
@@ -111,7 +115,7 @@ def start(config: TrainConfig) -> None:
     if config.push_to_hub and config.seeds > 1:
         raise InputError(
             "--push_to_hub with several --seeds: each would replace the one before. Leave it out, and push the one you choose: "
-            f"python -m hf_tiny.hub push {config.output_dir}/seed-{config.seed} --hub_model_id you/name"
+            f"hf-tiny push {config.output_dir}/seed-{config.seed} --hub_model_id you/name"
         )
     if config.push_to_hub:
         on_main(lambda: hub.check_push(config, Path(config.output_dir)))
@@ -124,6 +128,7 @@ def start(config: TrainConfig) -> None:
         )
     set_seed(config.seed)
     on_main(lambda: checkpoint.check_folder(Path(config.output_dir), config.resume_from_checkpoint is not None))
+    on_main(lambda: checkpoint.check_resume(Path(config.output_dir), config.resume_from_checkpoint))
 
 
 # Training
@@ -339,7 +344,7 @@ class Run:
         metrics: dict[str, float] = {}
         ahead = Prefetcher(self.batches, self.accelerator, state.step, config.gradient_accumulation_steps)
         forecast, logging_steps = Forecast(state), config.logging_steps or max(1, min(50, state.max_steps // 64))
-        with self.stop, bar, ahead:
+        with self.stop, logging_redirect_tqdm(), bar, ahead:
             self.timers.lap("start")
             while state.step < state.max_steps and not self.stop.agreed:
                 before = self.sums.get("loss", 0)

@@ -147,7 +147,18 @@ def test_the_command_that_goes_on_works_when_it_is_pasted(monkeypatch):
     assert shlex.split(processes.resume_command()) == words
     monkeypatch.setattr(sys, "argv", ["mine/x.py", "--resume_from_checkpoint", "runs/x/checkpoint-4"])
     words = shlex.split(processes.resume_command())
-    assert words[:2] == ["accelerate", "launch"] and words[-3:] == [sys.argv[-1], "--resume_from_checkpoint", "latest"]
+    assert words[:2] == ["accelerate", "launch"]
+    assert words[-5:] == [
+        "mine/x.py",
+        "--output_dir",
+        "runs/x",
+        "--resume_from_checkpoint",
+        "latest",
+    ]  # where it went on
+    again = ["mine/x.py", "--output_dir", "runs/y", "--resume_from_checkpoint=latest", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", again)
+    words = shlex.split(processes.resume_command())
+    assert words[-7:] == [*again[:3], "--seed", "1", "--resume_from_checkpoint", "latest"]
 
 
 @pytest.mark.parametrize(("processes", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)])

@@ -282,7 +282,8 @@ class ImageEvaluation(TextEvaluation):
                 "image": self.batches.collate.restored(batch["pixel_values"]),
                 "attention": pooled_attention(self.model, batch["pixel_values"].to(self.model.device)),
             }
-            titles = [self.labels[found[row]] for row in rows]
+            names = report.drawable(self.labels)
+            titles = [names[found[row]] for row in rows]
             report.draw_images(path, shown, titles, "attention: share of the highest")
 
 
