@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from .signals import StopHandler, Stopped
+from .signals import StopHandler, Stopped, let_the_first_speak
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs and CPUs, in torch's words
 MEMORY_ADVICE = (
@@ -36,6 +36,7 @@ def exit_codes() -> Iterator[None]:
         with StopHandler():
             yield
     except InputError as error:
+        let_the_first_speak()
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
