@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shlex
 import sys
 import zlib
@@ -215,9 +216,12 @@ def _csv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
     lines = (f"{line}\n" for _, line in _lines(part, decoding))
     first = next(lines, "")
     delimiter = next((sign for sign in DELIMITERS if sign in first), ",")
+    if named := re.fullmatch(r'"?sep=(.)"?[,;\s]*', first):  # of Excel: above the header
+        delimiter, first = named[1], "\n"
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     try:
-        yield from _with_header((f"{part.path}:{reader.line_num}", row) for row in reader if row)
+        table = ((f"{part.path}:{reader.line_num}", row) for row in reader)
+        yield from _with_header((place, row) for place, row in table if any(row) or len(row) == 1)
     except csv.Error as error:
         raise InputError(f"{part.path}:{reader.line_num}: not a table: {error}.") from None
 

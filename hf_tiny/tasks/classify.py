@@ -76,7 +76,7 @@ class Text:
 
 def read_texts(arguments: ClassifyArguments) -> dict[str, list[Text]]:
     def every_label(texts: list[Text]) -> bool:
-        check_lines(texts)
+        check_lines(texts, arguments.text_column)
         return not is_regression({"train": texts}, arguments)
 
     splits = read_splits(
@@ -94,10 +94,15 @@ def read_texts(arguments: ClassifyArguments) -> dict[str, list[Text]]:
     return splits
 
 
-def check_lines(texts: Sequence[Text]) -> None:
+def check_lines(texts: Sequence[Text], column: str) -> None:
     """Lines have labels where these repeat. Of the first words of raw text about half occur only once, however much text
-    there is."""
+    there is. column: --text_column, which only a table has."""
     lines = [text for text in texts if text.kind == LINES]
+    if lines and len(lines) == len(texts) and column != ClassifyArguments.text_column:
+        raise InputError(
+            f"{lines[0].place}: --text_column {column} names a column, and the name of this file does not say that it is a "
+            f"table. Let it end in {', '.join(sources.TABLES)}; text with tabs between columns, as Excel saves it, in .tsv."
+        )
     counts = Counter(label for text in lines for label in text.labels)
     single = {label for label, count in counts.items() if count == 1 and _number(label) is None}
     if 3 * len(single) > len(counts):

@@ -180,6 +180,15 @@ def test_replaced_characters_are_counted(write):
     assert decoding.counts == {"characters replaced": 3}
 
 
+def test_tables_as_excel_saves_them(write):
+    """The delimiter above the header, and rows below the table that hold nothing."""
+    content = '\ufeffsep=;\r\nid;text;label\r\n1;"one; two";a\r\n;;\r\n2;;b\r\n;;\r\n;;\r\n'
+    path = write("a.csv", content)
+    rows = [("1", "one; two", "a"), ("2", "", "b")]
+    found = [(place, tuple(row.values())) for place, row in sources.table_rows(path, Decoding())]
+    assert found == [(f"{path}:3", rows[0]), (f"{path}:5", rows[1])]
+
+
 ROWS = '{"text": "one"}\n' * 200
 BAD = {
     "row": ("a.csv", "id,text\n1,x\n2,a,b\n", "a.csv:3: this row has 3 columns, and the first line names 2: id, text"),

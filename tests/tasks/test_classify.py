@@ -228,6 +228,13 @@ def test_raw_text_is_not_taken_for_labels(write):
     assert len(texts_of(write("b.txt", "\n".join(many)))) == 1001
 
 
+def test_a_table_by_the_name_of_a_text(write):
+    """Excel's "Unicode Text" is one."""
+    path = write("excel.txt", "번호\t문장\t분류\n" + "".join(f"{n}\t좋다 {n}\t{n % 2}\n" for n in range(20)))
+    with pytest.raises(InputError, match=r"excel.txt:1: --text_column 문장 names a column.*in \.tsv"):
+        texts_of(path, text_column="문장", label_column="분류")
+
+
 SEVERAL = [("a good film", ["fun", "long"]), ("끝까지 봤다", []), ("he said no", ["long"]), ("no", ["sad", "fun"])]
 
 
