@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import operator
+import os
 import re
 import shutil
 import sys
@@ -150,17 +151,18 @@ def _flags_of_run(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[
     path = recipe_of_run(output_dir, given["resume_from_checkpoint"])
     if not path.is_file():
         return {}
-    try:
-        settings = _read(path)
-    except (InputError, OSError) as error:
-        logger.warning(f"{error} Flags that are not given have their defaults.")
-        return {}
     left_out = {*recipe_class.NOT_RESTORED}
     if "num_train_epochs" in given:  # the new length, which --max_steps would win over
         left_out.add("max_steps")
-    settings = {name: settings[name] for name in known(recipe_class) if name in settings and name not in left_out}
+    try:
+        settings = {name: value for name, value in _read(path).items() if name not in left_out}
+        settings = {name: settings[name] for name in known(recipe_class) if name in settings}
+        flags = _parse_flags(recipe_class, as_flags(settings))
+    except (InputError, OSError) as error:
+        logger.warning(f"{path}: {error} Flags that are not given have their defaults.")
+        settings, flags = {}, {}
     unset = {name: None for name, value in settings.items() if value is None}
-    return {"output_dir": str(path.parent), **unset, **_parse_flags(recipe_class, as_flags(settings))}
+    return {"output_dir": str(path.parent), **unset, **flags}
 
 
 def check(recipe: object) -> None:
@@ -192,7 +194,9 @@ def write(recipe: Arguments, path: Path, commands: Sequence[str] = ()) -> None:
     settings = dataclasses.asdict(recipe)
     settings |= settings.pop("given_settings")
     comments = "".join(f"# {line}\n" for command in commands for line in command.splitlines())
-    path.write_text(comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    draft = path.with_name(f".draft-{path.name}")  # half a file would be read as a run with other flags
+    draft.write_text(comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(draft, path)
 
 
 # What flags there are

@@ -89,9 +89,9 @@ def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[s
 def run_seeds(main: Callable, recipe) -> dict[str, float]:
     """The same run with several seeds; all_results.json then holds the mean and the deviation of every figure."""
     results = []
-    if PartialState().is_main_process:
-        again = dataclasses.replace(recipe, resume_from_checkpoint=None)
-        arguments.write(again, Path(recipe.output_dir) / "recipe.yaml", [hub.command()])
+    written, again = Path(recipe.output_dir) / "recipe.yaml", dataclasses.replace(recipe, resume_from_checkpoint=None)
+    if PartialState().is_main_process and not written.exists():
+        arguments.write(again, written, [hub.command()])
     for seed in range(recipe.seed, recipe.seed + recipe.seeds):
         set_seed(seed)
         folder = Path(recipe.output_dir) / f"seed-{seed}"
@@ -104,6 +104,7 @@ def run_seeds(main: Callable, recipe) -> dict[str, float]:
             continue
         summary |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=min(1, recipe.seeds - 1)))}
     if PartialState().is_main_process:
+        arguments.write(again, written, [hub.command()])
         (Path(recipe.output_dir) / "all_results.json").write_text(json.dumps(summary, indent=2))
         report.print_seeds(summary)
     return summary

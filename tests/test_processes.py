@@ -65,7 +65,7 @@ def test_two_processes_evaluate_to_the_last_digit_like_one(tmp_path):
     assert toy(one, gradient_accumulation_steps=2, **settings).code == 0
     shutil.copytree(one, two)
     (two / "README.md").unlink()  # or the run would be finished
-    ended = tiny_run.group(two, 2, resume_from_checkpoint="latest", **settings)
+    ended = tiny_run.group(two, 2, resume_from_checkpoint="latest", gradient_accumulation_steps=1, **settings)
     assert [process.code for process in ended] == [0, 0], ended[0].err
     results = [json.loads((run / "all_results.json").read_text()) for run in (one, two)]
     assert [result["num_processes"] for result in results] == [1, 2]

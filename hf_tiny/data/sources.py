@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -29,6 +30,8 @@ from datasets.exceptions import DatasetGenerationError
 
 from hf_tiny.data.encoding import UTF8, Decoding, Recoded, is_gzip, open_bytes
 from hf_tiny.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 TEXT = ".txt"
 HUB = ".hub"  # stands where a file has its suffix: this is a split of a dataset on the Hub, to be streamed
@@ -95,6 +98,9 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
             if not path.is_dir() and kind(path) not in supported and (advice or not any_suffix):
                 ends = ", ".join(supported)
                 raise InputError(f"{flag} {path}: the name must end in {ends}, with or without .gz.{advice}")
+            if inside and advice:
+                left_out = ", ".join(sorted(others & SAVED.keys()))
+                logger.warning(f"{flag} {path}: files that end in {left_out} are left out.{advice}")
             found += inside or [str(path)]
     return list(dict.fromkeys(map(os.path.realpath, found)))
 

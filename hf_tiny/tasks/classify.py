@@ -1,6 +1,7 @@
 """N → 1: a label, several, or a number, for a text or a pair of texts."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -185,6 +186,12 @@ def is_regression(texts: dict[str, list[Text]], arguments: ClassifyArguments) ->
         return False
     all_texts = list(chain.from_iterable(texts.values()))
     values = [None if text.several is not None else _number(text.label) for text in all_texts]
+    commas = [text for text in all_texts if text.several is None and re.fullmatch(r"[-+]?\d+,\d+", text.label)]
+    if commas and len(commas) == values.count(None):
+        raise InputError(
+            f"{commas[0].place}: the label {commas[0].label!r} has a comma where a number has a point. Write "
+            f"{commas[0].label.replace(',', '.')}, or give --do_regression False if labels are names."
+        )
     whole = [value is None or value == round(value) for value in values]
     if None in values and (arguments.do_regression or not all(whole)):
         wrong, number = all_texts[values.index(None)], all_texts[whole.index(False) if not all(whole) else 0]
