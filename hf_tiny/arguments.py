@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+import logging
 import math
 import operator
+import os
 import re
 import shutil
 import sys
@@ -21,6 +23,8 @@ from transformers import HfArgumentParser, PreTrainedConfig
 
 from .errors import InputError
 from .flags import hint, unknown
+
+logger = logging.getLogger(__name__)
 
 GROUPS = ("run", "data", "tokenizer", "model", "training", "saving", "Hub")  # the order of `--help`
 BOUNDS = {
@@ -70,6 +74,8 @@ class Arguments:
     SIZES: ClassVar[dict[str, dict]] = {}  # presets: --size name -> flags that it sets
     CONFIG: ClassVar[Any] = None  # the class of the model's configuration: each of its fields is a flag, too
     MODEL_SIZES: ClassVar[dict[str, dict]] = {}  # --size name -> fields of CONFIG that it sets
+    # What a run that goes on does not take from its recipe.yaml: the folder may have been moved, the machine have fewer cores.
+    NOT_RESTORED: ClassVar[tuple[str, ...]] = ("output_dir", "resume_from_checkpoint", "num_threads", "overwrite_cache")
 
     given_settings: dict = dataclasses.field(default_factory=dict)  # the fields of CONFIG that were given as flags
 
@@ -103,8 +109,8 @@ RecipeType = TypeVar("RecipeType", bound=Arguments)
 def parse(
     recipe_class: type[RecipeType], argv: Sequence[str] | None = None, settings: dict[str, Any] | None = None
 ) -> RecipeType:
-    """Parse `[FILE.yaml|FILE.json] [--flag value ...]`: a flag on the command line wins over the file, both win over what
-    `--size` sets, and that over the defaults.
+    """Parse `[FILE.yaml|FILE.json] [--flag value ...]`: a flag on the command line wins over the file, both win over the
+    flags of a run that is resumed, these over what `--size` sets, and that over the defaults.
 
     settings: flags and their values, in place of a command line.
     """
@@ -118,7 +124,10 @@ def parse(
             raise InputError(f"Unknown setting {name!r}{where}{hint(name, names)}")
     given = {name: None for name, value in settings.items() if value is None}
     given |= _parse_flags(recipe_class, [*as_flags(settings), *argv])
-    asked, size = given.pop("help", None), given.get("size", _size(recipe_class))
+    asked = given.pop("help", None)
+    if given.get("resume_from_checkpoint") and not asked:
+        given = {**_flags_of_run(recipe_class, given), **given}
+    size = given.get("size", _size(recipe_class))
     if recipe_class.SIZES and size not in recipe_class.SIZES:
         raise InputError(f"--size {size}: choose one of {', '.join(recipe_class.SIZES)}.")
     if asked:
@@ -131,6 +140,32 @@ def parse(
     if recipe.given_settings and not any(given.get(name) for name in LOADED):
         recipe.build_config()  # refused now, not after the data is prepared
     return recipe
+
+
+def recipe_of_run(output_dir: str, resumed_from: str) -> Path:
+    """The recipe.yaml of the run that is resumed."""
+    return (Path(output_dir) if resumed_from == "latest" else Path(resumed_from).parent) / "recipe.yaml"
+
+
+def _flags_of_run(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
+    """The flags of the run that is resumed, so that they need not be given again. Without a folder of its own, a run goes
+    on in that of its checkpoint."""
+    output_dir = given.get("output_dir", _flags(recipe_class)["output_dir"].default)
+    path = recipe_of_run(output_dir, given["resume_from_checkpoint"])
+    if not path.is_file():
+        return {}
+    left_out = {*recipe_class.NOT_RESTORED}
+    if "num_train_epochs" in given:  # the new length, which --max_steps would win over
+        left_out.add("max_steps")
+    try:
+        settings = {name: value for name, value in _read(path).items() if name not in left_out}
+        settings = {name: settings[name] for name in known(recipe_class) if name in settings}
+        flags = _parse_flags(recipe_class, as_flags(settings))
+    except (InputError, OSError) as error:
+        logger.warning(f"{path}: {error} Flags that are not given have their defaults.")
+        settings, flags = {}, {}
+    unset = {name: None for name, value in settings.items() if value is None}
+    return {"output_dir": str(path.parent), **unset, **flags}
 
 
 def check(recipe: object) -> None:
@@ -162,7 +197,9 @@ def write(recipe: Arguments, path: Path, commands: Sequence[str] = ()) -> None:
     settings = dataclasses.asdict(recipe)
     settings |= settings.pop("given_settings")
     comments = "".join(f"# {line}\n" for command in commands for line in command.splitlines())
-    path.write_text(comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    draft = path.with_name(f".draft-{path.name}")  # half a file would be read as a run with other flags
+    draft.write_text(comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(draft, path)
 
 
 # What flags there are

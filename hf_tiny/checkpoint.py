@@ -1,6 +1,7 @@
 """Checkpoints that are complete or absent, never half: save, verify, rotate, find."""
 
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import json
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .arguments import recipe_of_run
 from .errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -319,19 +321,38 @@ def usable(name: str) -> str:
     return str(found)
 
 
+def check_resume(output_dir: Path, wanted: str | None) -> None:
+    """Before anything is prepared: whether there is what --resume_from_checkpoint names; what else the run goes on with."""
+    if wanted is None:
+        return
+    if wanted != "latest":
+        _named(wanted)
+    elif not checkpoints(output_dir):
+        others = [path.parent.name for path in output_dir.parent.glob("*/checkpoint-*")]
+        if close := difflib.get_close_matches(output_dir.name, others, n=1):
+            logger.warning(f"{output_dir} holds no checkpoint, {output_dir.with_name(close[0])} does: is that meant?")
+    recipe = recipe_of_run(str(output_dir), wanted)
+    if recipe.is_file():
+        logger.info(f"Flags that are not given are those of {recipe}.")
+
+
+def _named(wanted: str) -> Path:
+    """The checkpoint of that path."""
+    path = Path(wanted)
+    if not path.is_dir():
+        raise InputError(f"--resume_from_checkpoint {wanted}: no such folder. Give a checkpoint-<step> or `latest`.")
+    if not (path / MANIFEST).exists() and (saved := checkpoints(path)):
+        raise InputError(
+            f"--resume_from_checkpoint {wanted} is the folder of a run. Give one of its checkpoints, such as {saved[-1]}, "
+            f"or go on in it: {shlex.join(['--output_dir', wanted, '--resume_from_checkpoint', 'latest'])}"
+        )
+    return path
+
+
 def find(output_dir: Path, wanted: str) -> Path | None:
     """The checkpoint that `--resume_from_checkpoint` means: `latest` is the newest one that is whole, or None."""
     if wanted != "latest":
-        path = Path(wanted)
-        if not path.is_dir():
-            raise InputError(
-                f"--resume_from_checkpoint {wanted}: no such folder. Give a checkpoint-<step> or `latest`."
-            )
-        if not (path / MANIFEST).exists() and (saved := checkpoints(path)):
-            raise InputError(
-                f"--resume_from_checkpoint {wanted} is the folder of a run. Give one of its checkpoints, such as {saved[-1]}, "
-                f"or go on in it: {shlex.join(['--output_dir', wanted, '--resume_from_checkpoint', 'latest'])}"
-            )
+        path = _named(wanted)
         if problem := damage(path):
             raise InputError(f"{path} is damaged: {problem}. Use an earlier checkpoint, or `latest`.")
         return path

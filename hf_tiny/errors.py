@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from .signals import StopHandler, Stopped
+from .signals import StopHandler, Stopped, let_the_first_speak
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs and CPUs, in torch's words
 MEMORY_ADVICE = (
@@ -37,6 +37,7 @@ def exit_codes() -> Iterator[None]:
         with StopHandler():
             yield
     except InputError as error:
+        let_the_first_speak()
         code, message = 2, f"error: {error}"
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):

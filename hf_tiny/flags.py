@@ -18,7 +18,31 @@ from .signals import end_with_launcher
 PACKAGE = Path(__file__).parent
 RECIPES = PACKAGE / "recipes"  # in a checkout a link
 TABLE = PACKAGE / "flags.tsv"  # a flag, and the recipes that have it
-RENAMED = {"dropout": "hidden_dropout_prob"}  # old flag -> new one
+RENAMED = {  # an old flag, or one of transformers' -> what it is called here
+    "dropout": "hidden_dropout_prob",
+    "warmup_ratio": "warmup_steps",
+    "label_smoothing_factor": "label_smoothing",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "generation_max_length": "max_target_length",
+    "generation_num_beams": "num_beams",
+}
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN."
+FOREIGN = {  # flags of transformers and its example scripts -> what to do here
+    "do_train": "a recipe trains, and evaluates as well.",
+    "do_eval": "a recipe evaluates anyway, on --validation_file or what it holds out, at its end on --test_file; later, on "
+    "any data, `hf-tiny evaluate MODEL FILE` does.",
+    "do_predict": "the predictions for the held-out data are always written; for new data use `hf-tiny predict MODEL FILE`.",
+    "overwrite_output_dir": "a run never writes over another one. Choose another --output_dir, or delete the folder.",
+    "eval_strategy": "--eval_steps says how often; 0: at the end only.",
+    "evaluation_strategy": "--eval_steps says how often; 0: at the end only.",
+    "save_strategy": "--save_steps says how often; 0: at the end only.",
+    "logging_strategy": "--logging_steps says how often.",
+    "optim": "the optimiser is AdamW, in all recipes.",
+    "use_cpu": "hide the GPUs: `CUDA_VISIBLE_DEVICES= hf-tiny ...`.",
+    "no_cuda": "hide the GPUs: `CUDA_VISIBLE_DEVICES= hf-tiny ...`.",
+    "cache_dir": "set HF_HOME, before the command.",
+    **dict.fromkeys(("token", "hub_token", "use_auth_token"), LOG_IN),
+}
 
 
 def recipe_names() -> list[str]:
@@ -59,6 +83,8 @@ def hint(name: str, known: Collection[str], prefix: str = "") -> str:
     name = name.replace("-", "_")
     if RENAMED.get(name) in known:
         return f": it is now {prefix}{RENAMED[name]}."
+    if name in FOREIGN:
+        return f": {FOREIGN[name]}"
     if name.startswith("no_") and name[3:] in known:
         return f": it is now {prefix}{name[3:]} False."
     short = [flag for flag in known if "".join(word[0] for word in flag.split("_") if word) == name]  # lr

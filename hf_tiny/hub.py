@@ -1,6 +1,6 @@
 """The model card, and the way to the Hub.
 
-python -m hf_tiny.hub push runs/mine --hub_model_id you/name
+hf-tiny push runs/mine --hub_model_id you/name
 """
 
 import argparse
@@ -383,7 +383,7 @@ class Pusher:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m hf_tiny.hub", description="Push a finished model to the Hub.")
+    parser = argparse.ArgumentParser(prog="hf-tiny", description="Push a finished model to the Hub.")
     parser.add_argument("command", choices=["push"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hub_model_id", required=True, help="user/name on the Hub")

@@ -115,8 +115,20 @@ def resume_command() -> str:
         words = ["hf-tiny", *options, script.stem.replace("_", "-")]
     else:
         words = ["accelerate", "launch", "--quiet", "--num_processes", str(processes), sys.argv[0]]
-    # Of a flag that is there twice, the last holds.
-    return shlex.join([*words, *sys.argv[1:], "--resume_from_checkpoint", "latest"])
+    return shlex.join([*words, *_without_resume(sys.argv[1:]), "--resume_from_checkpoint", "latest"])
+
+
+def _without_resume(flags: Sequence[str]) -> list[str]:
+    """The flags without --resume_from_checkpoint. A run that goes on from a checkpoint does so in its folder, unless it is
+    given another."""
+    name = "--resume_from_checkpoint"
+    flags = [word for flag in flags for word in (flag.split("=", 1) if flag.startswith(f"{name}=") else [flag])]
+    if name not in flags:
+        return flags
+    place = flags.index(name)
+    rest, resumed_from = flags[:place] + flags[place + 2 :], flags[place + 1]
+    elsewhere = any(flag.startswith(("--output_dir", "--output-dir")) for flag in rest) or not flags[0].startswith("-")
+    return rest if resumed_from == "latest" or elsewhere else [*rest, "--output_dir", str(Path(resumed_from).parent)]
 
 
 class StopSignal(StopHandler):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from .arguments import recipe_of_run
 from .callbacks import TrainState
 from .data.batches import Prefetcher, Source
 from .errors import InputError
@@ -135,7 +136,7 @@ def earlier_length(output_dir: Path, resumed_from: str | None) -> int | None:
     """The --max_steps of the run that is resumed, which its recipe.yaml has; None: there is none."""
     if resumed_from is None:
         return None
-    recipe = (output_dir if resumed_from == "latest" else Path(resumed_from).parent) / "recipe.yaml"
+    recipe = recipe_of_run(str(output_dir), resumed_from)
     try:
         steps = yaml.safe_load(recipe.read_text(encoding="utf-8"))["max_steps"] if recipe.exists() else -1
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:

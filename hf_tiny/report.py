@@ -154,6 +154,11 @@ def _name_ticks(axis, rows: Sequence[str], columns: Sequence[str], fontsize: int
     axis.set_yticks(range(len(rows)), rows, **style)
 
 
+def drawable(names: Sequence[str]) -> list[str]:
+    """The names; where no font has their letters, their numbers, as in the confusion matrix."""
+    return [str(place) for place in range(1, len(names) + 1)] if fonts_for("".join(names)) is None else list(names)
+
+
 def fonts_for(text: str) -> list[str] | None:
     """matplotlib's own font, and where that lacks some letters an installed one that has them; None: there is none."""
     from matplotlib import font_manager
@@ -208,7 +213,7 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
 
 
 def push_command(folder: Path, repo: str, *options: str) -> str:
-    return shlex.join(["python", "-m", "hf_tiny.hub", "push", str(folder), "--hub_model_id", repo, *options])
+    return shlex.join(["hf-tiny", "push", str(folder), "--hub_model_id", repo, *options])
 
 
 def print_figures(results: dict) -> None:

@@ -9,6 +9,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PASSED_ON = 5.0  # seconds in which a launcher passes on a signal that SLURM, for one, has sent to all processes as well
+FIRST_SPEAKS = 10.0  # seconds in which torch's launcher ends the other processes after the first has ended
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}  # variables of `accelerate launch` and of torchrun
 
 
@@ -60,3 +61,9 @@ def end_with_launcher() -> None:
     parent = os.getppid()
     if LAUNCHED & os.environ.keys() and not signal_when_ended(parent):
         raise Stopped(signal.SIGTERM)
+
+
+def let_the_first_speak() -> None:
+    """What is wrong for all processes of a machine is said once: the launcher ends the others while they wait here."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(FIRST_SPEAKS)

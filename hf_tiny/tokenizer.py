@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
@@ -350,9 +351,13 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
         raise InputError("The corpus has no text to train a tokenizer on. Check --train_file.")
     covered = sum(counts[character] for character in kept) / counts.total()
     if covered < 0.98:
+        enough = 1 + sum(
+            share < 0.98 * counts.total() for share in accumulate(count for _, count in counts.most_common())
+        )
         raise InputError(
             f"--vocab_size {arguments.vocab_size} is too small: a third of it ({len(kept)}) covers only {covered:.0%} "
-            f"of the text, which has {len(counts):,} different characters. Use a larger --vocab_size."
+            f"of the text, which has {len(counts):,} different characters. Use --vocab_size {1 << (3 * enough).bit_length()} "
+            "or more."
         )
     if arguments.tokenizer_model == "wordpiece":
         return kept

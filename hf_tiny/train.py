@@ -17,6 +17,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object, set_seed
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from . import arguments, checkpoint, hub, processes, progress, report
 from .arguments import Arguments
@@ -67,6 +68,9 @@ def execute(main: Callable, recipe: Arguments, *, repeat: bool = True) -> dict[s
 def run_seeds(main: Callable, recipe) -> dict[str, float]:
     """The same run with several seeds; all_results.json then holds the mean and the deviation of every figure."""
     results = []
+    written, again = Path(recipe.output_dir) / "recipe.yaml", dataclasses.replace(recipe, resume_from_checkpoint=None)
+    if PartialState().is_main_process and not written.exists():
+        arguments.write(again, written, [hub.command()])
     for seed in range(recipe.seed, recipe.seed + recipe.seeds):
         set_seed(seed)
         folder = Path(recipe.output_dir) / f"seed-{seed}"
@@ -79,6 +83,7 @@ def run_seeds(main: Callable, recipe) -> dict[str, float]:
             continue
         summary |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=min(1, recipe.seeds - 1)))}
     if PartialState().is_main_process:
+        arguments.write(again, written, [hub.command()])
         (Path(recipe.output_dir) / "all_results.json").write_text(json.dumps(summary, indent=2))
         report.print_seeds(summary)
     return summary
@@ -103,6 +108,7 @@ def start(config: TrainConfig) -> None:
         )
     set_seed(config.seed)
     on_main(lambda: checkpoint.check_folder(Path(config.output_dir), config.resume_from_checkpoint is not None))
+    on_main(lambda: checkpoint.check_resume(Path(config.output_dir), config.resume_from_checkpoint))
 
 
 # Training
@@ -314,7 +320,7 @@ class Run:
         ahead = Prefetcher(self.batches, self.accelerator, state.step, config.gradient_accumulation_steps)
         forecast = progress.Forecast(state)
         logging_steps = config.logging_steps or max(1, min(50, state.max_steps // 64))
-        with self.stop, bar, ahead:
+        with self.stop, logging_redirect_tqdm(), bar, ahead:
             self.timers.lap("start")
             while state.step < state.max_steps and not self.stop.agreed:
                 before = self.sums.get("loss", 0)

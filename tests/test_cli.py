@@ -198,6 +198,7 @@ def test_launched_processes(tmp_path, options, number):
         nothing = ["pretrain-electra", "--train_file", tmp_path / "nothing.txt", "--output_dir", tmp_path / "none"]
         refused, _ = hf_tiny_command(*port, *options, *nothing)
         assert refused.returncode == 2 and refused.stderr.splitlines()[-1].startswith("error: --train_file")
+        assert refused.stderr.count("error: ") == 1  # though it is wrong for both processes
     step = checkpoint.step_of(saved)
     again = [*flags, "--resume_from_checkpoint", "latest", "--max_steps", str(step + 2)]
     done, _ = hf_tiny_command(*port, *options, *again)

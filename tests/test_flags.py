@@ -1,6 +1,7 @@
 """What is said of a command before torch is imported."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import psutil
 import pytest
 from fixtures.tiny_run import ROOT
 
-from hf_tiny import InputError, flags
+from hf_tiny import InputError, cli, flags
 
 VERB = "pretrain-electra"
 HF_TINY = [sys.executable, "-m", "hf_tiny.cli"]
@@ -33,6 +34,15 @@ def test_a_typo_is_answered_at_once(command):
     assert sum(after[2:4]) - sum(before[2:4]) < 0.5
 
 
+def test_accelerate_launch_quiet_ends_with_our_sentence():
+    """Its lines about defaults come before the recipe starts."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "recipes/pretrain_electra.py"]
+    ended = subprocess.run([*launch, "--max_step", "3"], capture_output=True, text=True, cwd=ROOT)
+    message = "\nerror: Unknown flag --max_step. Did you mean --max_steps? `--help all` lists every flag.\n"
+    assert ended.returncode == 1 and ended.stderr.endswith(message)
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
 def test_the_first_line_comes_before_the_slow_imports(tmp_path):
     with subprocess.Popen([*RECIPE, "--output_dir", str(tmp_path)], stderr=subprocess.PIPE, text=True) as started:
         line = started.stderr.readline()
@@ -50,12 +60,29 @@ def test_the_first_line_comes_before_the_slow_imports(tmp_path):
         ("--dropout", "Unknown flag --dropout: it is now --hidden_dropout_prob."),
         ("--no_bf16", "Unknown flag --no_bf16: it is now --bf16 False."),
         ("--xyzzy", "Unknown flag --xyzzy. `--help all`"),
+        ("--do_eval", "Unknown flag --do_eval: a recipe evaluates anyway"),
+        ("--do_eval=True", "`hf-tiny evaluate MODEL FILE` does."),
+        ("--do-predict", "for new data use `hf-tiny predict MODEL FILE`."),
+        ("--overwrite_output_dir", "a run never writes over another one"),
+        ("--eval_strategy", "--eval_steps says how often"),
+        ("--warmup_ratio", "it is now --warmup_steps."),
+        ("--hub_token", "`hf auth login`"),
     ],
 )
 def test_unknown_flags(word, hint):
     with pytest.raises(InputError) as refusal:
         flags.check("pretrain_electra", ["--seed", "1", word, "2"])
     assert hint in str(refusal.value)
+
+
+def test_no_flag_of_ours_is_taken_for_a_foreign_one():
+    """And what stands in the place of a foreign one is a flag or a verb."""
+    table = flags.read_table()
+    assert not table.keys() & (flags.FOREIGN.keys() | flags.RENAMED.keys())
+    assert not set(flags.RENAMED.values()) - table.keys()
+    answers = " ".join(flags.FOREIGN.values())
+    assert set(re.findall(r"--(\w+)", answers)) <= table.keys()
+    assert set(re.findall(r"`hf-tiny (\w+) ", answers)) <= cli.COMMANDS.keys()
 
 
 def test_known_flags():

@@ -54,7 +54,7 @@ def test_a_failed_push_leaves_the_run_intact(pushed):
     run, ended = pushed
     assert ended.code == 0, ended.err
     assert "The push failed" in ended.err
-    assert f"The model is safe in {run}; push it later with: python -m hf_tiny.hub push" in ended.err
+    assert f"The model is safe in {run}; push it later with: hf-tiny push" in ended.err
     assert "--hub_model_id someone/something" in ended.err
     assert "Traceback" not in ended.err
     assert TOKEN not in ended.out + ended.err

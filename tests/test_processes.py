@@ -66,7 +66,7 @@ def test_two_processes_evaluate_to_the_last_digit_like_one(tmp_path):
     assert toy(one, gradient_accumulation_steps=2, **settings).code == 0
     shutil.copytree(one, two)
     (two / "README.md").unlink()  # or the run would be finished
-    ended = tiny_run.group(two, 2, resume_from_checkpoint="latest", **settings)
+    ended = tiny_run.group(two, 2, resume_from_checkpoint="latest", gradient_accumulation_steps=1, **settings)
     assert [process.code for process in ended] == [0, 0], ended[0].err
     results = [json.loads((run / "all_results.json").read_text()) for run in (one, two)]
     assert [result["num_processes"] for result in results] == [1, 2]
@@ -148,7 +148,18 @@ def test_the_command_that_goes_on_works_when_it_is_pasted(monkeypatch):
     assert shlex.split(processes.resume_command()) == words
     monkeypatch.setattr(sys, "argv", ["mine/x.py", "--resume_from_checkpoint", "runs/x/checkpoint-4"])
     words = shlex.split(processes.resume_command())
-    assert words[:2] == ["accelerate", "launch"] and words[-3:] == [sys.argv[-1], "--resume_from_checkpoint", "latest"]
+    assert words[:2] == ["accelerate", "launch"]
+    assert words[-5:] == [
+        "mine/x.py",
+        "--output_dir",
+        "runs/x",
+        "--resume_from_checkpoint",
+        "latest",
+    ]  # where it went on
+    again = ["mine/x.py", "--output_dir", "runs/y", "--resume_from_checkpoint=latest", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", again)
+    words = shlex.split(processes.resume_command())
+    assert words[-7:] == [*again[:3], "--seed", "1", "--resume_from_checkpoint", "latest"]
 
 
 @pytest.mark.parametrize(("processes", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)])

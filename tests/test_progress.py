@@ -1,5 +1,6 @@
 """How far a run is: what --max_minutes becomes, and when it will end."""
 
+import logging
 import signal
 
 import pytest
@@ -94,3 +95,18 @@ def test_the_bar_shows_the_loss_of_the_step(tmp_path, capsys):
     last = tiny_run.metrics(tmp_path / "run")[-1]
     err = capsys.readouterr().err
     assert f"loss={last['loss']:.3f}" in err and "tokens/s=" in err
+
+
+def warn_in_a_step(*flags) -> None:
+    def warn(trouble, state, model) -> None:
+        if state.step == 3:
+            logging.getLogger("hf_tiny.callbacks").warning("something is odd")
+
+    tiny_run.Trouble.on_step_end = warn
+    tiny_run.run_toy(*flags)
+
+
+def test_a_warning_in_training_has_a_line_of_its_own(tmp_path):
+    """It stood at the end of the bar."""
+    ended = tiny_run.start(tmp_path, warn_in_a_step, "--output_dir", str(tmp_path / "run"), "--max_steps", "6").wait()
+    assert ended.code == 0 and "something is odd" in ended.err.replace("\r", "\n").splitlines(), ended.err

@@ -211,7 +211,7 @@ def test_a_failed_push_costs_nothing_and_is_made_up_for(hub, folder, told, name)
     assert_intact(run)
     failed = told[name][-1]
     assert failed.startswith("The push failed: ") and re.search(case.message, failed)
-    command = f"python -m hf_tiny.hub push {run} --hub_model_id {case.repo or repo}"
+    command = f"hf-tiny push {run} --hub_model_id {case.repo or repo}"
     assert failed.endswith(f"The model is safe in {run}; push it later with: {command}")
     assert_pushed(hub, run, repo)
     if case.fault:

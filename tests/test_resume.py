@@ -29,7 +29,7 @@ from fixtures.tiny_run import (
     wait_for_step,
 )
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, checkpoint, report
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, arguments, checkpoint, report
 from hf_tiny.data.batches import Source
 from hf_tiny.train import TrainConfig, train
 
@@ -105,6 +105,69 @@ def test_card_and_recipe_keep_all_commands_of_a_run(tmp_path, monkeypatch):
     assert recipe.startswith(f"# {first}\n# {second}\n")
     assert yaml.safe_load(recipe)["max_steps"] == 6
     assert f"- Command: `{first}`\n- Resumed with: `{second}`\n- 6 steps" in card
+
+
+def test_flags_that_are_left_out_on_a_resume_are_those_of_the_run(tmp_path):
+    """Those that are given win: a longer run, a new rate."""
+    run, settings = tmp_path / "run", {"max_steps": 6, "seed": 7, "rows": 50, "layers": 2, "weight_decay": 0.5}
+    assert toy(run, **settings).code == 0
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0 and "has finished, with 6 steps: nothing is left to do." in ended.err, ended.err
+    assert f"Flags that are not given are those of {run / 'recipe.yaml'}." in ended.err
+    before = yaml.safe_load((run / "recipe.yaml").read_text())
+    assert toy(run, resume_from_checkpoint="latest", max_steps=8, learning_rate=1e-3).code == 0
+    after = yaml.safe_load((run / "recipe.yaml").read_text())
+    assert after == {**before, "max_steps": 8, "learning_rate": 1e-3}
+    assert logged_steps(run) == list(range(1, 9))
+    assert toy(tmp_path / "again", **{**settings, "max_steps": 8}, learning_rate=1e-3).code == 0
+    again = yaml.safe_load((tmp_path / "again" / "recipe.yaml").read_text())
+    assert again == {**after, "output_dir": str(tmp_path / "again")}
+
+
+def test_flags_that_the_identity_of_a_run_forbids_are_refused_on_a_resume(tmp_path):
+    assert toy(tmp_path / "run", max_steps=4, seed=7).code == 0
+    ended = toy(tmp_path / "run", resume_from_checkpoint="latest", max_steps=8, seed=8)
+    tiny_run.assert_refused(ended, "checkpoint-4 was made with seed = 7, this run has 8")
+
+
+def test_a_new_number_of_epochs_wins_over_the_steps_of_the_run(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("max_steps: 4\nnum_train_epochs: 1.0\nweight_decay: 0.5\nnum_threads: 64\n")
+    flags = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", "latest"]
+    kept, longer = (arguments.parse(TrainConfig, [*flags, *more]) for more in ([], ["--num_train_epochs", "3"]))
+    assert (kept.max_steps, kept.num_train_epochs, kept.weight_decay, kept.num_threads) == (4, 1, 0.5, None)
+    assert (longer.max_steps, longer.num_train_epochs, longer.weight_decay) == (-1, 3, 0.5)
+
+
+def test_a_run_goes_on_in_the_folder_of_the_checkpoint_that_is_named(whole, tmp_path):
+    """Wherever the run has been moved to since."""
+    run = stopped_copy(whole, tmp_path, last=8)
+    ended = tiny_run.start(
+        tmp_path, tiny_run.run_toy, "--resume_from_checkpoint", str(run / "checkpoint-8"), "--pause", "0"
+    ).wait()
+    assert ended.code == 0, ended.err
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+
+
+@pytest.mark.parametrize("content", ["{max_steps: 3", "", "max_steps: three\n"])
+def test_a_damaged_recipe_file_is_named_and_not_needed(whole, tmp_path, content):
+    run = stopped_copy(whole, tmp_path, last=8)
+    (run / "recipe.yaml").write_text(content)
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0 and f"{run / 'recipe.yaml'}: " in ended.err, ended.err
+    assert "Flags that are not given have their defaults." in ended.err
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+
+
+def test_several_seeds_go_on_with_their_flags(tmp_path):
+    run = tmp_path / "run"
+    assert toy(run, seeds=2, seed=5, max_steps=4).code == 0
+    shutil.rmtree(run / "seed-6")
+    (run / "all_results.json").unlink()
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0, ended.err
+    assert json.loads((run / "all_results.json").read_text())["seeds"] == 2
+    assert sorted(path.name for path in run.glob("seed-*")) == ["seed-5", "seed-6"]
+    assert logged_steps(run / "seed-6") == [1, 2, 3, 4]
 
 
 def test_a_new_rate_and_decay_hold_after_a_resume(whole, tmp_path):
@@ -337,7 +400,7 @@ def test_the_best_checkpoint_may_be_gone(whole, tmp_path):
     assert toy(run, max_steps=8, eval_steps=2, save_total_limit=1).code == 0
     state = json.loads((run / "checkpoint-8" / "trainer_state.json").read_text())["state"]
     assert state["best_step"] == 8
-    ended = toy(run, eval_steps=2, resume_from_checkpoint="latest", load_best_model_at_end=True)
+    ended = toy(run, max_steps=12, resume_from_checkpoint="latest", load_best_model_at_end=True)
     assert ended.code == 0, ended.err
     state = json.loads((run / "checkpoint-12" / "trainer_state.json").read_text())["state"]
     assert largest_difference(run, run / f"checkpoint-{state['best_step']}") == 0
@@ -401,6 +464,7 @@ def test_another_number_of_processes_sees_the_same_samples(tmp_path):
     assert toy(run, gradient_accumulation_steps=2, **settings).code == 0
     shutil.rmtree(run / "checkpoint-12")
     shutil.rmtree(run / "checkpoint-8")
+    settings["gradient_accumulation_steps"] = 1
     refused = tiny_run.toy(run, resume_from_checkpoint="latest", **settings)
     assert refused.code == 2
     assert "took 2 micro-batches per step" in refused.err

@@ -80,7 +80,7 @@ def test_every_trainable_parameter_is_in_one_group_and_biases_and_norms_do_not_d
     ("settings", "message"),
     [
         ({"fp16": True}, "--fp16 needs a GPU.*--bf16"),
-        ({"push_to_hub": True, "seeds": 2}, "each would replace the one before.*hub push .*/seed-42"),
+        ({"push_to_hub": True, "seeds": 2}, "each would replace the one before.*hf-tiny push .*/seed-42"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_the_run(settings, message):
@@ -415,7 +415,7 @@ def test_a_launched_recipe_uses_all_cores_and_its_model_loads(tmp_path):
     results = json.loads((run / "all_results.json").read_text())
     assert results["num_threads"] == len(CORES)
     assert f"minutes, {results['train_steps']} steps" in ended.stdout
-    assert "push it: python -m hf_tiny.hub" in ended.stdout
+    assert "push it: hf-tiny push" in ended.stdout
 
     from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 

@@ -79,6 +79,7 @@ class Corpus:
     def __init__(self, arguments: CorpusArguments, seed: int = 0):
         check(arguments)
         self.arguments, self.seed = arguments, seed
+        self.told: set[str] = set()  # what was found, and said: blocks are asked for more than once
 
     @cached_property
     def plan(self) -> dict[str, tuple[tuple[Shard, ...], Reading]]:
@@ -140,7 +141,7 @@ class Corpus:
         with cache.readable(folder):
             counts = sum((Counter(json.loads(_counts_file(file).read_text())) for file in files), Counter())
             table = concat_tables([MemoryMappedTable.from_file(str(file)) for file in files])
-        _check_counts(plan, counts)
+        _check_counts(plan, counts, self.told)
         return datasets.Dataset(table, split=datasets.Split(plan.split), fingerprint=folder.name)
 
     def pair_counts(self, tokenizer: PreTrainedTokenizerBase):
@@ -279,7 +280,7 @@ def _write_file(plan: Packing, target: Path, shards: list[int]) -> None:
     cache.write(_counts_file(target), lambda draft: draft.write_text(json.dumps(counts)))
 
 
-def _check_counts(plan: Packing, counts: Counter) -> None:
+def _check_counts(plan: Packing, counts: Counter, told: set[str]) -> None:
     """Say what was found, or that it is not enough."""
     if not counts["blocks"]:
         advice = "Give more text with --train_file, or shorter blocks with --max_seq_length."
@@ -289,8 +290,9 @@ def _check_counts(plan: Packing, counts: Counter) -> None:
             f"The {plan.split} text is shorter than one block: it has {counts['tokens']} tokens, and a block of "
             f"--max_seq_length {plan.length} needs {plan.length - 2}. {advice}"
         )
-    if PartialState().is_main_process:
-        found = ", ".join(f"{counts[what]:,} {what}" for what in ("blocks", "documents", "tokens", "tokens left over"))
+    found = ", ".join(f"{counts[what]:,} {what}" for what in ("blocks", "documents", "tokens", "tokens left over"))
+    if PartialState().is_main_process and f"{plan.split}: {found}" not in told:
+        told.add(f"{plan.split}: {found}")
         logger.info(f"{plan.split}: {found}")
         for what in packing.FLAWS:
             if counts[what]:

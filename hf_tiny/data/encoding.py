@@ -56,10 +56,12 @@ class Decoding:
             ) from None
 
     def encoding_of(self, file: io.BufferedIOBase) -> str:
-        """That of the mark which the file begins with, else the one that was given."""
-        head = file.read(4)
+        """That of the mark which the file begins with, else the one that was given, unless it begins as UTF-8 only does:
+        in a folder of older files some may be newer."""
+        head = file.read(4 if self.encoding == UTF8 else SAMPLE_BYTES)
         file.seek(0)
-        return next((name for mark, name in MARKS.items() if head.startswith(mark)), self.encoding)
+        usual = UTF8 if self.encoding != UTF8 and _is_utf8(head) else self.encoding
+        return next((name for mark, name in MARKS.items() if head.startswith(mark)), usual)
 
     def text(self, raw: bytes, place) -> str:
         """UTF-8 bytes as text, without the mark that a file may begin with."""
@@ -86,7 +88,9 @@ class EncodingArguments:
     GROUP: ClassVar[str] = "data"
 
     encoding: str = flag(
-        UTF8, "The encoding of text files, such as cp949 or utf-16. A file with a byte order mark is read as that says."
+        UTF8,
+        "The encoding of text files, such as cp949 or utf-16. A file with a byte order mark is read as that says, and one that is "
+        "UTF-8 as UTF-8.",
     )
     encoding_errors: str = flag(
         "strict",
@@ -146,6 +150,15 @@ class Recoded(io.RawIOBase):
     def close(self) -> None:
         self.file.close()
         super().close()
+
+
+def _is_utf8(sample: bytes) -> bool:
+    """Whether the bytes are UTF-8 and not only ASCII: text in another encoding hardly ever is."""
+    try:
+        codecs.getincrementaldecoder(UTF8)().decode(sample, final=len(sample) < SAMPLE_BYTES)
+    except UnicodeDecodeError:
+        return False
+    return not sample.isascii() and b"\0" not in sample
 
 
 def _complaint(place, offset: int, encoding: str, sample: bytes, zero: bool = False) -> str:

@@ -7,7 +7,9 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import os
+import re
 import shlex
 import sys
 import zlib
@@ -28,6 +30,8 @@ from datasets.exceptions import DatasetGenerationError
 
 from hf_tiny.data.encoding import UTF8, Decoding, Recoded, is_gzip, open_bytes
 from hf_tiny.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 TEXT = ".txt"
 HUB = ".hub"  # stands where a file has its suffix: this is a split of a dataset on the Hub, to be streamed
@@ -94,6 +98,9 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
             if not path.is_dir() and kind(path) not in supported and (advice or not any_suffix):
                 ends = ", ".join(supported)
                 raise InputError(f"{flag} {path}: the name must end in {ends}, with or without .gz.{advice}")
+            if inside and advice:
+                left_out = ", ".join(sorted(others & SAVED.keys()))
+                logger.warning(f"{flag} {path}: files that end in {left_out} are left out.{advice}")
             found += inside or [str(path)]
     return list(dict.fromkeys(map(os.path.realpath, found)))
 
@@ -214,9 +221,12 @@ def _csv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
     lines = (f"{line}\n" for _, line in _lines(part, decoding))
     first = next(lines, "")
     delimiter = next((sign for sign in DELIMITERS if sign in first), ",")
+    if named := re.fullmatch(r'"?sep=(.)"?[,;\s]*', first):  # of Excel: above the header
+        delimiter, first = named[1], "\n"
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     try:
-        yield from _with_header((f"{part.path}:{reader.line_num}", row) for row in reader if row)
+        table = ((f"{part.path}:{reader.line_num}", row) for row in reader)
+        yield from _with_header((place, row) for place, row in table if any(row) or len(row) == 1)
     except csv.Error as error:
         raise InputError(f"{part.path}:{reader.line_num}: not a table: {error}.") from None
 

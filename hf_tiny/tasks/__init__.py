@@ -316,7 +316,8 @@ def log_labels(features: list[Feature], names: dict[int, str]) -> None:
     if numbers or not of_words:  # of a text, and so of all its windows
         labels = list({feature["example"]: label for feature, label in zip(features, labels, strict=True)}.values())
     if numbers and not of_words:
-        logger.info(f"labels: numbers from {min(labels):g} to {max(labels):g}, on average {np.mean(labels):g}")
+        if min(labels) < max(labels):  # pairs of texts that mean the same have no label
+            logger.info(f"labels: numbers from {min(labels):g} to {max(labels):g}, on average {np.mean(labels):g}")
         return
     if numbers:  # 0 for each class that a text does not have
         counts = np.count_nonzero(labels, axis=0)

@@ -1,6 +1,7 @@
 """N → 1: a label, several, or a number, for a text or a pair of texts."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,10 +71,15 @@ class Text:
 # Rows to texts
 
 
-def check_lines(texts: Sequence[Text]) -> None:
+def check_lines(texts: Sequence[Text], column: str) -> None:
     """Lines have labels where these repeat. Of the first words of raw text about half occur only once, however much text
-    there is."""
+    there is. column: --text_column, which only a table has."""
     lines = [text for text in texts if text.kind == LINES]
+    if lines and len(lines) == len(texts) and column != ClassifyArguments.text_column:
+        raise InputError(
+            f"{lines[0].place}: --text_column {column} names a column, and the name of this file does not say that it is a "
+            f"table. Let it end in {', '.join(sources.TABLES)}; text with tabs between columns, as Excel saves it, in .tsv."
+        )
     counts = Counter(label for text in lines for label in text.labels)
     single = {label for label, count in counts.items() if count == 1 and _number(label) is None}
     if 3 * len(single) > len(counts):
@@ -118,6 +124,12 @@ def is_regression(texts: dict[str, list[Text]], arguments: ClassifyArguments) ->
         return False
     all_texts = list(chain.from_iterable(texts.values()))
     values = [None if text.several is not None else _number(text.label) for text in all_texts]
+    commas = [text for text in all_texts if text.several is None and re.fullmatch(r"[-+]?\d+,\d+", text.label)]
+    if commas and len(commas) == values.count(None):
+        raise InputError(
+            f"{commas[0].place}: the label {commas[0].label!r} has a comma where a number has a point. Write "
+            f"{commas[0].label.replace(',', '.')}, or give --do_regression False if labels are names."
+        )
     whole = [value is None or value == round(value) for value in values]
     if None in values and (arguments.do_regression or not all(whole)):
         wrong, number = all_texts[values.index(None)], all_texts[whole.index(False) if not all(whole) else 0]
@@ -289,7 +301,7 @@ class TextTask(Task):
 
     def splits(self) -> dict[str, list[Text]]:
         def every_label(texts: list[Text]) -> bool:
-            check_lines(texts)
+            check_lines(texts, self.arguments.text_column)
             return not is_regression({"train": texts}, self.arguments)
 
         splits = self.read_splits(labels=every_label)

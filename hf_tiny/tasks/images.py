@@ -256,7 +256,8 @@ class ImageEvaluation(TextEvaluation):
                 "image": self.batches.collate.restored(batch["pixel_values"]),
                 "attention": pooled_attention(model, batch["pixel_values"].to(model.device)),
             }
-            titles = [self.task.labels[found[row]] for row in rows]
+            names = report.drawable(self.task.labels)
+            titles = [names[found[row]] for row in rows]
             report.draw_images(path, shown, titles, "attention: share of the highest")
 
 

@@ -82,6 +82,15 @@ def test_text_that_is_trained_on_and_evaluated_on_is_said(write, tokenizer, capl
     assert f"{other} is trained on and evaluated on" in caplog.text
 
 
+def test_what_a_corpus_has_is_said_once(write, tokenizer, caplog):
+    """A new model's embeddings need the blocks before the training does."""
+    caplog.set_level(logging.INFO)
+    corpus = Corpus(arguments(write("a.txt", "\n".join(sentences(60)))))
+    for _ in range(2):
+        corpus.blocks(tokenizer)
+    assert [caplog.text.count(f"{split}: ") for split in ("train", "validation")] == [1, 1]
+
+
 def test_blocks_are_full_and_nothing_is_lost(write, tokenizer, caplog):
     caplog.set_level(logging.INFO)
     texts = sentences(400)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 from fixtures import files
@@ -119,9 +120,25 @@ def test_wrong_bytes_of_another_encoding_have_a_place_and_are_counted(write, mon
     assert decoding.counts == {"characters replaced": 1}
 
 
-def test_utf_8_that_was_taken_for_something_else(write):
-    path = write("a.txt.gz", "\n".join(LINES).encode())
-    with pytest.raises(InputError, match=r"a.txt.gz:\d: .* is not CP949. Likely is --encoding utf-8, in which"):
+@pytest.mark.parametrize("asked", ["cp949", "latin-1", "utf-16-le"])
+def test_a_folder_of_older_files_may_have_some_in_utf_8(write, asked):
+    """Else nothing could be given for --encoding: each would be wrong for some file."""
+    lines = FRENCH if asked == "latin-1" else LINES
+    folder = Path(write("texts/old.txt", "\n".join(lines).encode(asked))).parent
+    write("texts/new.txt", "\n".join(lines).encode())
+    write("texts/short.txt", lines[0][-1:].encode(asked))
+    corpus = Corpus(CorpusArguments(train_file=[str(folder)], validation_file=[str(folder)], encoding=asked))
+    assert sorted(corpus.documents()) == sorted([*lines, *lines, lines[0][-1:]])
+
+
+def test_a_short_text_that_could_be_cut_utf_8_is_not(write):
+    path = write("a.txt", "un café".encode("latin-1"))
+    assert [line for _, line in sources.numbered_lines(path, Decoding("latin-1"))] == ["un café"]
+
+
+def test_utf_8_that_begins_as_something_else(write):
+    path = write("a.txt.gz", b"plain words\n" * 10_000 + "\n".join(LINES).encode())
+    with pytest.raises(InputError, match=r"a.txt.gz:\d+: .* is not CP949. Likely is --encoding utf-8, in which"):
         list(sources.numbered_lines(path, Decoding("cp949")))
 
 

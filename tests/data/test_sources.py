@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import datasets
 import pyarrow as pa
@@ -178,6 +179,22 @@ def test_replaced_characters_are_counted(write):
     rows = [row["text"] for _, row in sources.table_rows(path, decoding)]
     assert rows == ["a\ufffd\ufffdb", "\ufffd was there", "\ufffd"]
     assert decoding.counts == {"characters replaced": 3}
+
+
+def test_documents_that_a_folder_holds_beside_texts_are_named(write, caplog):
+    folder = str(Path(write("texts/a.txt", "one\n")).parent)
+    write("texts/b.hwp", "HWP")
+    assert [Path(path).name for path in sources.expand([folder], "--train_file", (".txt",))] == ["a.txt"]
+    assert f"--train_file {folder}: files that end in .hwp are left out. Save the text" in caplog.text
+
+
+def test_tables_as_excel_saves_them(write):
+    """The delimiter above the header, and rows below the table that hold nothing."""
+    content = '\ufeffsep=;\r\nid;text;label\r\n1;"one; two";a\r\n;;\r\n2;;b\r\n;;\r\n;;\r\n'
+    path = write("a.csv", content)
+    rows = [("1", "one; two", "a"), ("2", "", "b")]
+    found = [(place, tuple(row.values())) for place, row in sources.table_rows(path, Decoding())]
+    assert found == [(f"{path}:3", rows[0]), (f"{path}:5", rows[1])]
 
 
 ROWS = '{"text": "one"}\n' * 200

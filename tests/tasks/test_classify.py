@@ -225,6 +225,23 @@ def test_raw_text_is_not_taken_for_labels(write):
     assert len(texts_of(write("b.txt", "\n".join(many)))) == 1001
 
 
+def test_a_table_by_the_name_of_a_text(write):
+    """Excel's "Unicode Text" is one."""
+    path = write("excel.txt", "번호\t문장\t분류\n" + "".join(f"{n}\t좋다 {n}\t{n % 2}\n" for n in range(20)))
+    with pytest.raises(InputError, match=r"excel.txt:1: --text_column 문장 names a column.*in \.tsv"):
+        texts_of(path, text_column="문장", label_column="분류")
+
+
+def test_numbers_with_a_comma_are_no_names(write):
+    """Spreadsheets in many languages write them so; five classes were made of them."""
+    path = write("a.csv", "text;label\n" + "".join(f"film {n};{n % 5}{',5' if n % 5 else ''}\n" for n in range(20)))
+    with pytest.raises(
+        InputError, match=r"a.csv:3: the label '1,5' has a comma .* Write 1\.5, or give --do_regression"
+    ):
+        texts_of(path)
+    assert len(texts_of(path, do_regression=False)) == 20
+
+
 SEVERAL = [("a good film", ["fun", "long"]), ("끝까지 봤다", []), ("he said no", ["long"]), ("no", ["sad", "fun"])]
 
 
@@ -358,7 +375,8 @@ def test_labels_and_texts_are_told_before_training(caplog):
     assert "labels: b 2, a 1" in caplog.text  # texts, not windows
     assert "for example: [CLS] the fox [SEP]" in caplog.text and "[UNK]: 0.00% of the training text" in caplog.text
     log_labels([{"labels": value, "example": place} for place, value in enumerate((1.5, 4.0))], {})
-    assert "labels: numbers from 1.5 to 4, on average 2.75" in caplog.text
+    log_labels([{"labels": 0.0, "example": place} for place in range(2)], {})  # pairs that mean the same: no labels
+    assert "labels: numbers from 1.5 to 4, on average 2.75" in caplog.text and "from 0 to 0" not in caplog.text
     log_labels(
         [{"labels": np.array(row, np.float32), "example": sum(row)} for row in ([1, 1], [0, 1])], {0: "x", 1: "y"}
     )

@@ -324,7 +324,8 @@ def test_two_processes_evaluate_to_the_last_digit_like_one(home, run_of, tmp_pat
     shutil.copytree(one, two)
     (two / "README.md").unlink()  # or the run would be finished
     settings = given(home, recipe, test_file=home / f"test.{suffix(recipe)}", **LEARNS)
-    finish_together(two, f"finetune_{recipe}", resume_from_checkpoint="latest", **settings)
+    settings |= {"resume_from_checkpoint": "latest", "gradient_accumulation_steps": 1}
+    finish_together(two, f"finetune_{recipe}", **settings)
     single, double = results_of(one), results_of(two)
     assert (single["num_processes"], double["num_processes"]) == (1, 2)
     figures = [name for name in single if name.startswith(("eval_", "test_"))]

@@ -175,7 +175,7 @@ def test_two_processes_evaluate_to_the_last_digit_like_one(learned, home, tmp_pa
     two = tmp_path / "two"
     shutil.copytree(learned, two)
     (two / "README.md").unlink()  # or the run would be finished
-    together(two, resume_from_checkpoint="latest", **learning(home))
+    together(two, resume_from_checkpoint="latest", gradient_accumulation_steps=1, **learning(home))
     single, double = results_of(learned), results_of(two)
     assert (single["num_processes"], double["num_processes"]) == (1, 2)
     assert tiny_run.largest_difference(learned, two) == 0
