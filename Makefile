@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/electra
 ARGS ?=
 
-.PHONY: pretrain test test-fast lint bench results flags clean
+.PHONY: pretrain test test-fast test-all lint bench results flags clean
 
 pretrain: .venv/installed  ## pretrain ELECTRA on the built-in corpus; ARGS="--max_steps 100" adds flags
 	$(BIN)/hf-tiny pretrain-electra --output_dir $(OUT) $(ARGS)
@@ -14,6 +14,10 @@ test: .venv/installed  ## all tests, no network
 
 test-fast: .venv/installed  ## what takes a minute: no other programs are started, no models trained for long
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: .venv/installed .venv/tensorflow  ## the same with TensorFlow and, where npm is to be had, Node
+	-$(MAKE) .node/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -rs
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -35,6 +39,10 @@ flags: .venv/installed  ## write hf_tiny/flags.tsv, from which an unknown flag i
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+.venv/tensorflow: .venv/installed  ## only reads checkpoints; too large for the environment of every developer
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,tf]"
 	touch $@
 
 .node/installed:  ## @huggingface/transformers, for the tests that run under Node; its CPU runtime needs no install script

@@ -53,12 +53,17 @@ TASKS: dict[str, tuple[str, Any, type[Task] | None]] = {
     "ForMaskedLM": ("fill_mask", transformers.AutoModelForMaskedLM, TokenTask),
     "ForCausalLM": ("generate", transformers.AutoModelForCausalLM, None),
 }
-EMBED: tuple[str, Any, type[Task] | None] = (
-    "embed",
-    AutoModel,
-    EmbedTask,
-)  # an encoder that sentence-transformers can load
+EMBED = "embed"  # an encoder that sentence-transformers can load
 OF_IMAGES = ("images", "masked_images")
+
+
+USAGE = {
+    "predict": "hf-tiny predict MODEL [FILE ...] [--text TEXT ...] [--output_dir FOLDER] [flags of the model's recipe]",
+    "evaluate": "hf-tiny evaluate MODEL FILE ... [--output_dir FOLDER] [flags of the model's recipe]",
+}
+STANDARD_INPUT = "-"
+USUAL_LENGTH = 512  # of a window, where no recipe.yaml says it
+ITEMS = 20_000  # that are encoded at once, so that memory is needed for these only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +76,6 @@ class PredictArguments(Arguments):
     max_tokens: int = flag(4096, "Number of tokens in a batch, padding included.", low=1)
 
 
-USAGE = {
-    "predict": "hf-tiny predict MODEL [FILE ...] [--text TEXT ...] [--output_dir FOLDER] [flags of the model's recipe]",
-    "evaluate": "hf-tiny evaluate MODEL FILE ... [--output_dir FOLDER] [flags of the model's recipe]",
-}
-STANDARD_INPUT = "-"
-USUAL_LENGTH = 512  # of a window, where no recipe.yaml says it
-ITEMS = 20_000  # that are encoded at once, so that memory is needed for these only
-
-
 @dataclass(frozen=True)
 class TrainedModel:
     """A model for use, with all that belongs to it.
@@ -87,13 +83,14 @@ class TrainedModel:
     name: a folder or a Hub id; of a run that has not finished, its newest checkpoint.
     task: what it does: classify, tag, parse, translate, images, embed, or, without fine-tuning, electra (generator and
         discriminator), fill_mask, generate, masked_images.
+    work: how it is put to use; None where it predicts nothing by itself.
     processor: the tokenizer or the image processor.
     settings: the flags of the run that made it, by its recipe.yaml; none where there is no such file.
     """
 
     name: str
     task: str
-    work: type[Task] | None  # None: it predicts nothing by itself
+    work: type[Task] | None
     model: PreTrainedModel
     processor: object
     settings: dict
@@ -112,7 +109,7 @@ def load(name: str) -> TrainedModel:
         raise InputError(
             f"{name} holds {kind}, and it is not known what to use it for: fine-tune it first. `hf-tiny --help` lists the recipes."
         )
-    task, auto_class, work = EMBED if embeds else TASKS[endings[0]]
+    task, auto_class, work = (EMBED, AutoModel, EmbedTask) if embeds else TASKS[endings[0]]
     with checkpoint.loaded(f"{name} cannot be loaded"), quiet():
         model = auto_class.from_pretrained(name, trust_remote_code=False)
         processor = (
