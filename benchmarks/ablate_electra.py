@@ -57,7 +57,8 @@ class Recipe(pretrain_electra.Recipe):
         "tiny": {**pretrain_electra.Recipe.SIZES["tiny"], "max_steps": 400, "save_steps": 0, "eval_steps": 0},
     }
     MODEL_SIZES: ClassVar[dict[str, dict]] = {
-        size: {**settings, "generator_size": 1 / 4} for size, settings in pretrain_electra.Recipe.MODEL_SIZES.items()
+        size: {**settings, "generator_size": 1 / 4, "generator_layers": None, "sharing": "embeddings"}
+        for size, settings in pretrain_electra.Recipe.MODEL_SIZES.items()
     }
     DEFAULTS: ClassVar[dict] = {"save_steps": 0, "eval_steps": 0}
 

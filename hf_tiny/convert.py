@@ -281,7 +281,9 @@ def electra_to_native(model: models.HfTinyElectraForPreTraining) -> tuple[PreTra
     """Discriminator and generator; what they share, both have."""
     require(model.config, NATIVE_ELECTRA)
     config, state = model.config, model.state_dict()
-    sizes = dict(zip(SIZES, config.sizes(config.generator_size), strict=False))
+    sizes = dict(
+        zip(SIZES, config.sizes(config.generator_size), strict=False), num_hidden_layers=config.generator_depth
+    )
     return (
         ELECTRA.to_native(blank(transformers.ElectraForPreTraining, config), state),
         ELECTRA.to_native(blank(transformers.ElectraForMaskedLM, config, **sizes), of_generator(state)),

@@ -83,15 +83,18 @@ def assert_same_weights(one, other):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("sharing", ["none", "embeddings", "all"])
-def test_electra(sharing):
+@pytest.mark.parametrize(("sharing", "layers"), [("none", None), ("none", 1), ("embeddings", None), ("all", None)])
+def test_electra(sharing, layers):
     """With a generator of half the width, or the same; back again it is the same model, but that nothing more is shared."""
-    model = electra(sharing=sharing, generator_size=1 if sharing == "all" else 0.5)
+    model = electra(sharing=sharing, generator_size=1 if sharing == "all" else 0.5, generator_layers=layers)
     discriminator, generator = convert.electra_to_native(model)
     assert_same_logits(model, discriminator)
     ours = HfTinyElectraForMaskedLM(model.config)
     ours.load_state_dict(model.state_dict(), strict=False)
     assert_same_logits(ours.eval(), generator)
+    assert generator.config.num_hidden_layers == (layers or discriminator.config.num_hidden_layers)
+    if layers:  # the way back is for pairs of one depth
+        return
     back = convert.electra_from_native(discriminator, generator, "none" if sharing == "all" else sharing)
     if sharing != "all":
         assert_same_weights(model, back)

@@ -70,6 +70,7 @@ SMALL_IMAGES = {**widths(96, 24), **widths(64, 16, "decoder_"), "num_hidden_laye
 SIZES: dict[type, dict[str, dict]] = {
     electra.HfTinyElectraConfig: {
         "tiny": {**widths(128), "embedding_size": 128, "num_hidden_layers": 4, "generator_size": 9 / 32,
+                 "generator_layers": 1, "sharing": "disentangled",
                  "position_embedding_type": "rotary", "norm_first": True, "initializer_range": 0.1,
                  "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
         "small": {**widths(256), "embedding_size": 128, "num_hidden_layers": 12, "generator_size": 1 / 4},

@@ -37,8 +37,9 @@ __all__ = [
 
 @strict
 class HfTinyElectraConfig(EncoderConfig):
-    """Sizes of the discriminator; the generator is `generator_size` times as wide and has the same depth.
+    """Sizes of the discriminator; the generator is `generator_size` times as wide.
 
+    generator_layers: of a generator that is narrower; as many as the discriminator has when None.
     sharing: what generator and discriminator have in common: "none", "embeddings" (word, position and type
         embeddings with their norm; the paper's choice), "all" (needs `generator_size` 1), or "disentangled" (He et al., 2021):
         the discriminator's embeddings are the generator's plus a difference that it learns, and its loss does not move the
@@ -72,6 +73,7 @@ class HfTinyElectraConfig(EncoderConfig):
     norm_first: bool = False
     sharing: str = "embeddings"
     generator_size: float | int = 0.25
+    generator_layers: int | None = None
     discriminator_weight: float | int = 50.0
     architecture: str = "electra"
 
@@ -96,6 +98,10 @@ class HfTinyElectraConfig(EncoderConfig):
     def two_tables(self) -> bool:
         """Whether the generator has embeddings of its own."""
         return self.sharing in ("none", "disentangled")
+
+    @property
+    def generator_depth(self) -> int:
+        return self.num_hidden_layers if self.generator_size == 1 else self.generator_layers or self.num_hidden_layers
 
     def sizes(self, scale: float) -> BlockSizes:
         """Of an encoder that is `scale` times as wide."""
@@ -139,14 +145,14 @@ class ElectraEmbeddings(nn.Module):
 class ElectraEncoder(nn.Module):
     """From embeddings to hidden states; `scale` makes it narrower, for the generator."""
 
-    def __init__(self, config: HfTinyElectraConfig, scale: float = 1):
+    def __init__(self, config: HfTinyElectraConfig, scale: float = 1, depth: int | None = None):
         super().__init__()
         self.config = config
         sizes = config.sizes(scale)
         self.head_size = sizes.hidden_size // sizes.num_heads
         narrow = config.embedding_size != sizes.hidden_size
         self.project = nn.Linear(config.embedding_size, sizes.hidden_size) if narrow else nn.Identity()
-        self.layers = nn.ModuleList(EncoderBlock(config, sizes) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(EncoderBlock(config, sizes) for _ in range(depth or config.num_hidden_layers))
         if config.modern and not narrow:
             self.layers[0].attention_norm = nn.Identity()  # the embeddings end in one
         self.norm = layer_norm(config, sizes.hidden_size) if config.norm_first else nn.Identity()
@@ -219,7 +225,8 @@ class HfTinyElectraForMaskedLM(EncoderHead, HfTinyElectraPreTrainedModel):
         super().__init__(config)
         own, shared = nn.ModuleDict(), nn.ModuleDict()
         (own if config.two_tables else shared)["embeddings"] = ElectraEmbeddings(config)
-        (shared if config.sharing == "all" else own)["encoder"] = ElectraEncoder(config, config.generator_size)
+        encoder = ElectraEncoder(config, config.generator_size, config.generator_depth)
+        (shared if config.sharing == "all" else own)["encoder"] = encoder
         self.generator = own
         self.electra = self.build_shared(shared)
         self.generator_head = GeneratorHead(config, config.generator_size)

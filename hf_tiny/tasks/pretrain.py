@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results, array, mean_loss, perplexity
 from hf_tiny.metrics import Metric
 from hf_tiny.models import HfTinyElectraConfig, HfTinyElectraForPreTraining
-from hf_tiny.models.electra import OBJECTIVES
+from hf_tiny.models.electra import OBJECTIVES, ElectraEncoder
 from hf_tiny.models.pair import HfTinyPairForPreTraining
 from hf_tiny.optim import parameter_groups
 from hf_tiny.processes import on_main
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 OBJECTIVE_NAMES = ("joint", *Stages.NAMES, "masked_rtd", "replace_mlm", "all_tokens_mlm", "mlm")
 JUDGING = ("joint", "adversarial", "masked_rtd", "replace_mlm", "all_tokens_mlm")  # from the first step on
 DISCRIMINATOR, GENERATOR = convert.PAIR
+NEIGHBOUR_SCORE, NEIGHBOUR_LAYERS, SLOWEST_ANGLE = 8.0, 2, 0.3  # of heads that begin by looking at a neighbour
 FORGETTING_BLOCKS, FORGETTING_LENGTH, FORGETTING_MASKED = 256, 64, 0.15
 FORGETTING_FIGURES = ("mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_auc")
 
@@ -108,9 +110,34 @@ def start_electra(
         if recipe.freeze_words and recipe.objective in JUDGING and model.config.sharing != "disentangled":
             model.get_input_embeddings().weight.requires_grad_(False)
             logger.info("The word embeddings are not trained: see --freeze_words.")
+    if recipe.init != "random" and model.config.norm_first:
+        for encoder in {model.electra.encoder, model.generator_encoder}:
+            start_layers(encoder)
     if model.config.sharing == "disentangled":  # what the discriminator adds to the generator's begins at 0
         model.electra.embeddings.load_state_dict(model.generator.embeddings.state_dict())
     return model, tokenizer, sharing_callbacks(model)
+
+
+@torch.no_grad()
+def start_layers(encoder: ElectraEncoder) -> None:
+    """Layers begin by adding nothing. With rotary positions, heads of the first ones look at the token before or at the one
+    after: an encoder takes long to find out that these say most of a token."""
+    for layer in encoder.layers:
+        layer.attention.out.weight.zero_()
+        layer.feed_forward.down.weight.zero_()
+    if encoder.config.position_embedding_type != "rotary" or encoder.config.modern:  # the latter has no biases
+        return
+    size = encoder.head_size
+    angles = encoder.config.rope_theta ** (-torch.arange(0, size, 2) / size)  # from a token to the next one
+    fast = angles > SLOWEST_ANGLE
+    key = fast * (NEIGHBOUR_SCORE * size**0.5 / fast.sum()) ** 0.5
+    sides = cycle((-1, 1))
+    for layer in encoder.layers[:NEIGHBOUR_LAYERS]:
+        queries, keys, _ = layer.attention.qkv.bias.split(layer.attention.sizes)
+        for head in range(layer.attention.num_heads):
+            turned, own = next(sides) * angles, slice(head * size, (head + 1) * size)
+            queries[own] = torch.cat((key * turned.cos(), key * turned.sin()))
+            keys[own] = torch.cat((key, torch.zeros_like(key)))
 
 
 def sharing_callbacks(model: HfTinyElectraForPreTraining) -> list[Callback]:

@@ -646,3 +646,20 @@ def test_what_can_be_masked(tokenizer):
     assert masked.sum(1).tolist() == [1] * 200
     assert batch["labels"][masked].unique().tolist() == [tokenizer.unk_token_id]
     assert 60 < masked[:, 1].sum() < 140
+
+
+def test_a_narrower_generator_may_have_fewer_layers(tmp_path):
+    """One as wide as the discriminator, which may start from it or share all with it, has as many."""
+    for mode in ("none", "embeddings", "disentangled"):
+        model, batch = build(mode, generator_layers=1), batch_of()
+        assert len(model.generator_encoder.layers) == 1 and len(model.electra.encoder.layers) == 3
+        model.save_pretrained(tmp_path / mode)
+        again = HfTinyElectraForPreTraining.from_pretrained(tmp_path / mode)
+        assert_close(again(**batch).loss, model(**batch).loss)
+        generator = HfTinyElectraForMaskedLM.from_pretrained(tmp_path / mode)
+        masked = batch["labels"] != -100
+        arguments = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+        assert_close(generator(**arguments).logits[masked], model(**batch).mlm_logits)
+        assert len(build(mode).generator_encoder.layers) == 3
+    for mode in ("none", "all"):
+        assert len(build(mode, generator_size=1, generator_layers=1).generator_encoder.layers) == 3

@@ -8,11 +8,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, HfTinyElectraModel
 from hf_tiny.callbacks import CollapseWarning, TrainState
 from hf_tiny.data.batches import Batches
 from hf_tiny.data.masking import MaskTokens
-from hf_tiny.tasks.pretrain import ElectraEvaluation, ReplacedTokenDetection
+from hf_tiny.tasks.pretrain import ElectraEvaluation, ReplacedTokenDetection, start_layers
 
 
 def entropy(share: float) -> float:
@@ -132,3 +132,32 @@ def test_collapse_warning(caplog, step, loss, recall, warnings):
     if warnings:
         for part in (f"step {step}:", "collapsed", f"RTD loss {loss:.3f}", "entropy 0.400", f"recall {recall:.3f}"):
             assert part in caplog.text
+
+
+@pytest.mark.parametrize("head_size", [32, 36, 64])
+def test_layers_begin_by_adding_nothing_and_looking_at_neighbours(head_size):
+    torch.manual_seed(0)
+    config = HfTinyElectraConfig(vocab_size=50, hidden_size=2 * head_size, num_attention_heads=2, intermediate_size=32,
+                                 num_hidden_layers=3, position_embedding_type="rotary", norm_first=True,
+                                 initializer_range=0.05, attn_implementation="eager")  # fmt: skip
+    model = HfTinyElectraModel(config).eval()
+    start_layers(model.encoder)
+    ids = torch.randint(5, 50, (4, 40))
+    outputs = model(ids, output_attentions=True)
+    embedded, _ = model.embeddings(ids, None, None, None)
+    torch.testing.assert_close(outputs.last_hidden_state, model.encoder.norm(model.encoder.project(embedded)))
+    inner = torch.arange(1, 39)
+    for weights in outputs.attentions[:2]:  # (batch, heads, query, key)
+        for head, side in enumerate((-1, 1)):
+            assert (weights[:, head, inner].argmax(-1) == inner + side).float().mean() > 0.9
+            assert weights[:, head, inner, inner + side].mean() > 0.3
+    assert outputs.attentions[2].max() < 0.5  # later layers begin with an open mind
+
+
+def test_a_start_leaves_layers_with_learned_positions_or_without_biases_looking_everywhere():
+    for fields in ({"norm_first": True}, {"architecture": "modern"}):
+        model = HfTinyElectraModel(HfTinyElectraConfig(vocab_size=50, num_hidden_layers=1, **fields))
+        start_layers(model.encoder)
+        layer = model.encoder.layers[0]
+        assert not layer.attention.out.weight.any() and layer.attention.qkv.weight.any()
+        assert layer.attention.qkv.bias is None or not layer.attention.qkv.bias.any()

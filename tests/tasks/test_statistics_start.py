@@ -14,6 +14,7 @@ WORDS = "electra.embeddings.word_embeddings.weight"
 
 def test_pretraining_starts_from_statistics_goes_on_exactly_and_is_the_same_in_two_processes(tmp_path):
     flags = {"train_file": write_text(tmp_path / "text.txt", 1000), "save_steps": 2, **TINY}
+    flags |= {"sharing": "embeddings", "freeze_words": True}
     one = finish(tmp_path / "one", "pretrain_electra", per_device_train_batch_size=8, **flags)
     again = finish(tmp_path / "again", "pretrain_electra", per_device_train_batch_size=8, **flags,
                    resume_from_checkpoint=one / "checkpoint-2")  # fmt: skip
@@ -21,16 +22,17 @@ def test_pretraining_starts_from_statistics_goes_on_exactly_and_is_the_same_in_t
     two = finish_together(tmp_path / "two", "pretrain_electra", per_device_train_batch_size=4, **flags)
     assert tiny_run.largest_difference(one, two) < 1e-5 and results_of(two)["num_processes"] == 2
     early, late = (weights(one / f"checkpoint-{step}") for step in (2, 4))
-    assert torch.equal(early[WORDS], late[WORDS])  # the words of the tiny preset are not trained
+    assert torch.equal(early[WORDS], late[WORDS])
     assert not torch.equal(early["generator_lm_head.bias"], late["generator_lm_head.bias"])
     assert weights(one)["generator_lm_head.bias"].std() > 0.5  # it began with how frequent words are
-    free = finish(tmp_path / "free", "pretrain_electra", freeze_words=False, **flags)
+    free = finish(tmp_path / "free", "pretrain_electra", **{**flags, "freeze_words": False})
     assert not torch.equal(weights(free / "checkpoint-2")[WORDS], weights(free / "checkpoint-4")[WORDS])
 
 
 def test_disentangled_embeddings_go_on_exactly_and_are_the_same_in_two_processes(tmp_path):
-    """Two processes get the same number of steps from --max_minutes, and the run of one process of so many."""
-    flags = {"train_file": write_text(tmp_path / "text.txt", 1000), "sharing": "disentangled", **TINY, "save_steps": 2}
+    """This is what the tiny preset does. Two processes get the same number of steps from --max_minutes, and the run of
+    one process of so many."""
+    flags = {"train_file": write_text(tmp_path / "text.txt", 1000), **TINY, "num_hidden_layers": 2, "save_steps": 2}
     timed = {**flags, "max_steps": -1, "max_minutes": 0.02}
     two = finish_together(tmp_path / "two", "pretrain_electra", per_device_train_batch_size=4, **timed)
     flags["max_steps"] = steps = results_of(two)["train_steps"]
@@ -44,6 +46,8 @@ def test_disentangled_embeddings_go_on_exactly_and_are_the_same_in_two_processes
     moved = {name: last[name] - first[name] for name in (WORDS, WORDS.replace("electra", "generator"))}
     assert all(change.abs().max() > 1e-3 for change in moved.values())
     assert torch.nn.functional.cosine_similarity(*moved.values()).mean() > 0.3  # one follows the other
+    assert not any(name.startswith("generator.encoder.layers.1") for name in last)  # of one layer
+    assert any(name.startswith("electra.encoder.layers.1") for name in last)
 
 
 @pytest.mark.parametrize("name", ["pretrain_reformer", "pretrain_seq2seq"])
