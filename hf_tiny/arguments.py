@@ -197,6 +197,7 @@ def write(recipe: Arguments, path: Path, commands: Sequence[str] = ()) -> None:
     settings = dataclasses.asdict(recipe)
     settings |= settings.pop("given_settings")
     comments = "".join(f"# {line}\n" for command in commands for line in command.splitlines())
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".draft-{path.name}")  # half a file would be read as a run with other flags
     draft.write_text(comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
     os.replace(draft, path)

@@ -221,9 +221,9 @@ def test_killed_at_five_random_moments_then_bit_equal(tmp_path):
     "place",
     [
         "torch.save:3",  # the optimiser of the second checkpoint
-        "digest:9",  # the manifest of the second checkpoint
-        "replace:2",  # the second checkpoint is written, not yet in its place
-        "replace:3",  # the rotation begins
+        "digest:12",  # the manifest of the second checkpoint
+        "replace:3",  # the second checkpoint is written, not yet in its place
+        "replace:4",  # the rotation begins
         "rmtree:4",  # the rotation deletes the first checkpoint
     ],
 )
@@ -338,6 +338,10 @@ def test_something_else_in_the_place_of_a_file_gets_a_message(whole, tmp_path, n
     (run / name).unlink(missing_ok=True)
     (run / name).mkdir() if what == "folder" else (run / name).symlink_to("nowhere/at/all")
     ended = toy(run, resume_from_checkpoint="latest")
+    if (name, what) == ("recipe.yaml", "link"):  # the new file takes the place of a link to nothing
+        assert ended.code == 0 and (run / name).is_file() and not (run / name).is_symlink(), ended.err
+        assert largest_difference(run, whole) == 0
+        return
     assert ended.code == 2 and "Traceback" not in ended.err, ended.err
     assert name in ended.err.rpartition("error: ")[2] and "ove" in ended.err
     (run / name).rmdir() if what == "folder" else (run / name).unlink()

@@ -106,7 +106,7 @@ def test_a_command_in_a_refusal_can_be_pasted(tmp_path):
     with pytest.raises(InputError) as refusal:
         start(config)
     words = shlex.split(str(refusal.value).partition("choose: ")[2])
-    assert words[3:] == ["push", str(tmp_path / "my run" / "seed-42"), "--hub_model_id", "you/name"]
+    assert words == ["hf-tiny", "push", str(tmp_path / "my run" / "seed-42"), "--hub_model_id", "you/name"]
 
 
 def test_the_loss_goes_down_on_a_toy_that_can_be_learned(tmp_path):

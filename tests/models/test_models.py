@@ -593,11 +593,11 @@ assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
 
 
 REMOTE_FILES = {
-    HfTinyElectraConfig: {"electra.py", "heads.py", "layers.py"},
+    HfTinyElectraConfig: {"electra.py", "joint.py", "heads.py", "layers.py"},
     HfTinyReformerConfig: {"reformer.py", "chunks.py", "heads.py", "layers.py"},
     HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "layers.py"},
     HfTinyTokenLinkingConfig: {
-        *("linking.py", "electra.py", "reformer.py", "chunks.py", "heads.py", "layers.py"),
+        *("linking.py", "electra.py", "joint.py", "reformer.py", "chunks.py", "heads.py", "layers.py"),
         *("parsing.py", "trees.py", "words.py"),  # its pipeline
     },
     HfTinyViTConfig: {"vit.py", "heads.py", "layers.py"},
