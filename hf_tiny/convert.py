@@ -319,8 +319,8 @@ def electra_head_to_native(model: PreTrainedModel) -> PreTrainedModel:
     """A native classifier of texts or of tokens, with its labels."""
     if model.config.modern:
         return modern_to_native(model)
-    pooled = {"classifier_pooling": "cls"} if type(model) is models.HfTinyElectraForSequenceClassification else {}
-    require(model.config, NATIVE_ELECTRA | pooled)
+    of_texts = type(model) is models.HfTinyElectraForSequenceClassification
+    require(model.config, NATIVE_ELECTRA | ({"classifier_pooling": "cls"} if of_texts else {"tagger_lstm_size": 0}))
     return ELECTRA.to_native(blank(counterpart(model), model.config), model.state_dict())
 
 
@@ -346,6 +346,7 @@ def modern_to_native(model: PreTrainedModel, native_class: type[PreTrainedModel]
     """A native ModernBERT, with its labels. native_class: what to make of a joint model."""
     config, state = model.config, model.state_dict()
     require(config, {"architecture": "modern"}, "a native twin of this class")
+    require(config, {"tagger_lstm_size": 0})
     native_class = native_class or counterpart(model)
     fields = {name: getattr(config, ours) for name, ours in MODERN_FIELDS.items()}
     fields |= {

@@ -35,6 +35,8 @@ class EncoderConfig(HfTinyConfig):
 
     classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls").
     classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
+    tagger_lstm_size: of each direction of an LSTM over the tokens, between the encoder and the layer that tags them; 0: there
+        is none.
     """
 
     initializer_range: float = 0.02
@@ -43,6 +45,7 @@ class EncoderConfig(HfTinyConfig):
     tie_word_embeddings: bool = True
     classifier_pooling: str = "mean"
     classifier_dropout: float | int | None = None
+    tagger_lstm_size: int = 0
     use_cache: bool | None = None  # as in the encoder-decoder; ELECTRA, like native encoders, has none
 
 
@@ -169,9 +172,9 @@ def head_dropout(config: PreTrainedConfig) -> Dropout:
 class ClassificationHead(nn.Module):
     """ELECTRA's, a hidden layer in front of the output; ModernBERT's has a norm after it."""
 
-    def __init__(self, config: PreTrainedConfig):
+    def __init__(self, config: PreTrainedConfig, input_size: int | None = None):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=not config.modern)
+        self.dense = nn.Linear(input_size or config.hidden_size, config.hidden_size, bias=not config.modern)
         self.activation = ACT2FN["gelu"]
         self.norm = layer_norm(config, config.hidden_size) if config.modern else nn.Identity()
         self.dropout = head_dropout(config)
@@ -219,12 +222,15 @@ class TokenClassification(EncoderHead):
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config))
         self.dropout = nn.Identity() if config.modern else head_dropout(config)
-        self.classifier = (
-            ClassificationHead(config) if config.modern else nn.Linear(config.hidden_size, config.num_labels)
-        )
+        self.lstm = WordLSTM(config.hidden_size, config.tagger_lstm_size) if config.tagger_lstm_size else None
+        size = 2 * config.tagger_lstm_size or config.hidden_size
+        self.classifier = ClassificationHead(config, size) if config.modern else nn.Linear(size, config.num_labels)
         self.post_init()
 
     def predict(self, x, attention_mask, labels, num_items_in_batch):
+        if self.lstm is not None:
+            exist = torch.ones_like(x[:, :, 0], dtype=torch.long) if attention_mask is None else attention_mask
+            x = self.lstm(self.dropout(x), exist)
         logits = self.classifier(self.dropout(x))
         return None if labels is None else token_loss(logits, labels, num_items_in_batch), logits
 

@@ -320,16 +320,16 @@ class TagEvaluation(Evaluation):
 
     def scored(self, results: Results) -> tuple[list[list[str]], list[list[str]]]:
         """Found and gold tags of the words that have a gold one. A list ends with the sentence, and before words that are
-        not scored: no entity reaches over them."""
+        not scored: no entity reaches over them. Both sides are read alike: a syllable of several morphemes that goes on with
+        the one before (떠나: B-VV, I-VV+EC) is an entity by itself."""
         runs = [
             list(run)
             for sentence, tags in zip(self.sentences, self.decoded(results), strict=True)
             for has_tag, run in groupby(zip(tags, sentence.word_labels, strict=True), lambda pair: pair[1] is not None)
             if has_tag
         ]
-        return [[found for found, _ in run] for run in runs], [
-            [gold for _, gold in run if gold is not None] for run in runs
-        ]
+        golds = [[gold for _, gold in run if gold is not None] for run in runs]
+        return [[found for found, _ in run] for run in runs], list(map(consistent, golds)) if self.entities else golds
 
     def compute(self, results: Results) -> dict[str, float]:
         sides: tuple = self.scored(results)
@@ -344,7 +344,9 @@ class TagEvaluation(Evaluation):
     def report(self, folder: Path) -> None:
         predictions.write(self.rows(), folder, f"{self.split}_predictions")
         pairs = zip(*(chain(*runs) for runs in self.scored(self.results)), strict=True)
-        known = [(self.numbers[gold], self.numbers[found]) for found, gold in pairs if found in self.numbers]
+        known = [
+            (self.numbers[gold], self.numbers[found]) for found, gold in pairs if {found, gold} <= self.numbers.keys()
+        ]
         report.draw_confusion(folder / f"{self.split}_confusion.png", self.labels, *np.array(known).reshape(-1, 2).T)
 
     def predicted(self, sentence: Sentence, tags: list[str]) -> tuple[str, str | dict]:
@@ -398,7 +400,7 @@ def tag_baseline(sentences: dict[str, list[Sentence]], labels: Sequence[str]) ->
         tagged = [list(zip(predict(one.words), one.word_labels, strict=True)) for one in part]
         scored = [[pair for pair in one if pair[1] is not None] for one in tagged]
         if is_entity_scheme(labels):
-            sides = ([[pair[side] for pair in one] for one in scored] for side in (0, 1))
+            sides = ([consistent([str(pair[side]) for pair in one]) for one in scored] for side in (0, 1))
             return Entities().compute(**dict(zip(("predictions", "references"), sides, strict=True)))
         found, gold = zip(*chain.from_iterable(scored), strict=True)
         return Tags().compute(predictions=[numbers[tag] for tag in found], references=[numbers[tag] for tag in gold])
