@@ -68,20 +68,13 @@ def command(name: str, column: str, data: Path, pretrained: dict[str, str], seed
     if column == "pretrained":
         flags += ["--model_name_or_path", pretrained[one.language]]
     else:
-        flags += [
-            "--raw_file",
-            *(str(data / file) for file in one.raw.split()),
-            "--vocab_size",
-            "8192",
-            "--init",
-            column,
-        ]
+        flags += ["--raw_file", *(str(data / file) for file in one.raw.split()), "--init", column]
     script = f"recipes/finetune_{one.recipe}.py"
     return ["accelerate", "launch", "--quiet", script, *flags, "--seeds", str(seeds), "--output_dir", str(folder)]
 
 
-def keep(name: str, column: str, words: list[str]) -> None:
-    """Into the row of the dataset."""
+def keep(name: str, column: str, words: list[str], data: Path) -> None:
+    """Into the row of the dataset. Its files are named as DATA has them."""
     one, run = SETS[name], RUNS / f"{name}-{column}"
     results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     path = render.ROOT / "benchmarks" / "results" / f"finetune.{one.number}_{name}.json"
@@ -90,7 +83,7 @@ def keep(name: str, column: str, words: list[str]) -> None:
     row["figures"]["all"][CELLS[column]] = results
     row["figures"]["baseline"] = results[one.figure.replace("eval_", "baseline_")]
     row["figures"]["baseline_name"] = results["baseline_name"]
-    row.setdefault("table", {})[column] = " ".join(words)
+    row.setdefault("table", {})[column] = " ".join(words).replace(f"{data}/", "")
     render.write(path.stem, row)
 
 
@@ -109,4 +102,4 @@ if __name__ == "__main__":
             if not (RUNS / f"{name}-{column}" / "all_results.json").exists():
                 print(" ".join(words), file=sys.stderr)
                 subprocess.run(words, check=True)
-            keep(name, column, words)
+            keep(name, column, words, given.data)

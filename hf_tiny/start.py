@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import ClassVar
 
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 # With these the changes to the configuration go into it; other loaders get them beside the encoder's configuration.
 HEADS = (AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification)
 TEXTS = 10_000  # counted at once
+CHARACTERS = 200  # of raw text for each token of a large vocabulary, at least
 NEED_PRETRAINED = {"trainable_layers": -1, "reinit_layers": 0, "lora_rank": 0, "measure_forgetting": None}
 
 
@@ -205,18 +206,23 @@ def start_tokenizer(
     fingerprint: of the texts, where it is known without reading them.
     """
     option, name = named(recipe)
-    if raw := raw_corpus(recipe):
-        own, texts = texts, lambda: chain(raw.documents(), own())
+    raw = raw_corpus(recipe)
+    if recipe.vocab_size is None:
+        large = raw and sum(map(len, raw.documents())) >= CHARACTERS * recipe.RAW_VOCAB_SIZE
+        recipe = replace(recipe, vocab_size=recipe.RAW_VOCAB_SIZE if large else recipe.VOCAB_SIZE)
+    if recipe.lowercase is None:
+        recipe = replace(recipe, lowercase=all(text == text.lower() for text in texts()))
+    documents = (lambda: chain(raw.documents(), texts())) if raw else texts
     if name and not recipe.tokenizer_name:
         try:
             return load_existing(option, name, kind.needed_tokens, recipe.trust_remote_code)
         except InputError as error:
             raise InputError(f"{error} A tokenizer from elsewhere can be given by --tokenizer_name.") from error
     if fingerprint is None and not recipe.tokenizer_name:
-        content = "\n".join(own() if raw else texts())
+        content = "\n".join(texts())
         fingerprint = hashlib.sha256(content.encode(errors="replace")).hexdigest() + (raw.fingerprint if raw else "")
     return load_tokenizer(
-        recipe, texts, fingerprint or "", model_max_length=model_max_length, needed_tokens=kind.needed_tokens
+        recipe, documents, fingerprint or "", model_max_length=model_max_length, needed_tokens=kind.needed_tokens
     )
 
 

@@ -23,6 +23,7 @@ class Recipe(ClassifyArguments, FinetuneConfig):
 
     # Few labels are soon known by heart.
     DEFAULTS: ClassVar[dict] = {"num_train_epochs": 10.0, "words_lr_factor": 0.1}
+    RAW_VOCAB_SIZE: ClassVar[int] = 16_384  # words say more than their pieces
     MODEL_SIZES: ClassVar[dict[str, dict]] = {
         **FinetuneConfig.MODEL_SIZES,
         "tiny": {**FinetuneConfig.MODEL_SIZES["tiny"], "hidden_dropout_prob": 0.3},

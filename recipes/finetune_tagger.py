@@ -9,6 +9,7 @@ from hf_tiny.flags import begin
 begin(__name__, __file__)  # before the imports below, which take seconds
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hf_tiny.arguments import flag
 from hf_tiny.tasks import FinetuneConfig, fine_tune
@@ -19,6 +20,19 @@ from hf_tiny.train import run
 @dataclass(frozen=True, kw_only=True)
 class Recipe(TagArguments, FinetuneConfig):
     """Fine-tune an encoder to tag each word: names, parts of speech, Korean morphemes."""
+
+    DEFAULTS: ClassVar[dict] = {"num_train_epochs": 20.0}
+    # Without pretraining, two layers, an LSTM and pairs of neighbours do better than four layers.
+    MODEL_SIZES: ClassVar[dict[str, dict]] = {
+        **FinetuneConfig.MODEL_SIZES,
+        "tiny": {
+            **FinetuneConfig.MODEL_SIZES["tiny"],
+            "num_hidden_layers": 2,
+            "tagger_lstm_size": 128,
+            "tagger_ngram_buckets": 32_768,
+            "classifier_dropout": 0.33,
+        },
+    }
 
     output_dir: str = flag("runs/tagger", "Where the run leaves everything.")
 

@@ -197,6 +197,8 @@ def test_seq2seq():
         (lambda: electra(position_embedding_type="rotary"), "position_embedding_type is 'rotary'"),
         (lambda: electra(norm_first=True), "norm_first is True"),
         (lambda: electra(HEADS[0], classifier_pooling="mean"), "classifier_pooling is 'mean'"),
+        (lambda: electra(HEADS[1], tagger_lstm_size=4), "tagger_lstm_size is 4"),
+        (lambda: electra(HEADS[1], **MODERN, tagger_ngram_buckets=9), "tagger_ngram_buckets is 9"),
         (lambda: seq2seq(position_embedding_type="learned"), "position_embedding_type is 'learned'"),
         (lambda: seq2seq(norm_first=True), "norm_first is True"),
         (lambda: seq2seq(layer_norm_eps=1e-6), "layer_norm_eps is 1e-06"),

@@ -377,6 +377,24 @@ def test_a_trained_tokenizer_belongs_to_its_texts(tmp_path):
     assert len(list((tmp_path / "hf_tiny_tokenizers").iterdir())) == 2
 
 
+def test_the_texts_say_how_large_a_vocabulary_is_and_whether_case_counts(tmp_path):
+    """A small vocabulary unless there is much raw text; capitals are kept where the training texts have some."""
+    raw = tmp_path / "raw.txt"
+    raw.write_text("\n".join(TEXTS))
+    for texts, characters, expected in ((["no capital", "소문자"], 1, (99, True)), (["One"], 10**6, (50, False))):
+        with (
+            mock.patch.multiple(FinetuneConfig, VOCAB_SIZE=50, RAW_VOCAB_SIZE=99),
+            mock.patch.object(start, "CHARACTERS", characters),
+            mock.patch.object(start, "load_tokenizer") as load,
+        ):
+            start.start_tokenizer(FinetuneConfig(raw_file=[str(raw)]), lambda texts=texts: texts)
+            used = load.call_args.args[0]
+            assert (used.vocab_size, used.lowercase) == expected
+            start.start_tokenizer(FinetuneConfig(vocab_size=7, lowercase=False), lambda texts=texts: texts)
+            used = load.call_args.args[0]
+            assert (used.vocab_size, used.lowercase) == (7, False)
+
+
 def test_the_configuration_names_the_labels_or_a_number(pretrained, tokenizer, tmp_path):
     AutoModelForSequenceClassification.from_pretrained(pretrained, num_labels=3).save_pretrained(tmp_path)
     names = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}

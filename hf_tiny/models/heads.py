@@ -36,11 +36,17 @@ class EncoderConfig(HfTinyTextConfig):
 
     classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls").
     classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
+    tagger_lstm_size: of each direction of an LSTM over the tokens, between the encoder and the layer that tags them; 0: there
+        is none.
+    tagger_ngram_buckets: numbers into which the pairs and triples of neighbouring tokens are hashed, whose embeddings a tagger
+        adds to the encoder's states; 0: there are none.
     """
 
     layer_norm_eps: float = 1e-12
     classifier_pooling: str = "mean"
     classifier_dropout: float | int | None = None
+    tagger_lstm_size: int = 0
+    tagger_ngram_buckets: int = 0
 
 
 def read_counts(num_items_in_batch: Count, *found: Tensor) -> Tensor:
@@ -166,9 +172,9 @@ def head_dropout(config: PreTrainedConfig) -> Dropout:
 class ClassificationHead(nn.Module):
     """ELECTRA's, a hidden layer in front of the output; ModernBERT's has a norm after it."""
 
-    def __init__(self, config: PreTrainedConfig):
+    def __init__(self, config: PreTrainedConfig, input_size: int | None = None):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=not config.modern)
+        self.dense = nn.Linear(input_size or config.hidden_size, config.hidden_size, bias=not config.modern)
         self.activation = ACT2FN["gelu"]
         self.norm = layer_norm(config, config.hidden_size) if config.modern else nn.Identity()
         self.dropout = head_dropout(config)
@@ -213,6 +219,28 @@ class SequenceClassification(Classification):
         return classification_loss(logits, labels, self.config, num_items_in_batch), logits
 
 
+class TokenNgrams(nn.Module):
+    """The sum of the embeddings of all pairs and triples of neighbouring tokens that a token belongs to."""
+
+    SPANS = ((-1, 0), (0, 1), (-2, 0), (-1, 1), (0, 2))  # the first and the last place, counted from the token
+    FACTOR, PRIME = 1_000_003, 2**31 - 1  # of the hash
+
+    def __init__(self, buckets: int, size: int):
+        super().__init__()
+        self.table = nn.Embedding(buckets, size)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        tokens = input_ids + 1 if attention_mask is None else (input_ids + 1) * attention_mask
+        around = F.pad(tokens, (2, 2))  # 0: beyond the text
+        numbers = []
+        for kind, (first, last) in enumerate(self.SPANS):
+            number = torch.full_like(input_ids, kind)
+            for place in range(2 + first, 3 + last):
+                number = (number * self.FACTOR + around[:, place : place + input_ids.shape[1]]) % self.PRIME
+            numbers.append(number % self.table.num_embeddings)
+        return self.table(torch.stack(numbers)).sum(0)
+
+
 class TokenClassification(Classification):
     """N -> N: a label for each token whose label is not -100."""
 
@@ -220,10 +248,22 @@ class TokenClassification(Classification):
 
     def build_classifier(self, config: PreTrainedConfig) -> None:
         self.dropout = nn.Identity() if config.modern else head_dropout(config)
-        head = ClassificationHead(config) if config.modern else nn.Linear(config.hidden_size, config.num_labels)
-        self.classifier = head
+        buckets = config.tagger_ngram_buckets
+        self.ngrams = TokenNgrams(buckets, config.hidden_size) if buckets else None
+        self.lstm = WordLSTM(config.hidden_size, config.tagger_lstm_size) if config.tagger_lstm_size else None
+        size = 2 * config.tagger_lstm_size or config.hidden_size
+        self.classifier = ClassificationHead(config, size) if config.modern else nn.Linear(size, config.num_labels)
+
+    def encode(self, *inputs: Tensor | None, **kwargs) -> BaseModelOutput:
+        outputs, (input_ids, attention_mask) = super().encode(*inputs, **kwargs), inputs[:2]
+        if self.ngrams is not None and input_ids is not None:
+            outputs.last_hidden_state = outputs.last_hidden_state + self.ngrams(input_ids, attention_mask)
+        return outputs
 
     def predict(self, x, attention_mask, labels, num_items_in_batch):
+        if self.lstm is not None:
+            exist = torch.ones_like(x[:, :, 0], dtype=torch.long) if attention_mask is None else attention_mask
+            x = self.lstm(self.dropout(x), exist)
         logits = self.classifier(self.dropout(x))
         return None if labels is None else token_loss(logits, labels, num_items_in_batch), logits
 

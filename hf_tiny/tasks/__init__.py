@@ -51,14 +51,21 @@ class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, E
         size: {**fields, "generator_size": 1.0} for size, fields in SIZES[HfTinyElectraConfig].items()
     }
     DEFAULTS: ClassVar[dict] = {
-        "vocab_size": 4096,
         "num_train_epochs": 5.0,
         "eval_steps": 0,
         "save_steps": 0,
     }
+    VOCAB_SIZE: ClassVar[int] = 4096  # that training texts alone are enough for
+    RAW_VOCAB_SIZE: ClassVar[int] = 8192  # with a few megabytes of --raw_file
 
     raw_file: list[str] | None = flag(
         None, "Raw text for a model from scratch: for its vocabulary, and for what it knows of words.", group="data"
+    )
+    vocab_size: int | None = flag(  # type: ignore[assignment]  # until the texts are there
+        None, "Size of the vocabulary to train. By default 4096; with much raw text 8192, and 16384 to classify.", low=1
+    )
+    lowercase: bool | None = flag(  # type: ignore[assignment]  # until the texts are there
+        None, "Lower-case the text; by default where the training texts have no capital letters."
     )
     learning_rate: float | None = flag(  # type: ignore[assignment]  # until the model is there
         None, "Peak learning rate. By default by the width: 1e-3 for tiny, 3.5e-4 for small, 6.8e-5 for base.", above=0

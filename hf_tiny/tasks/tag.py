@@ -204,9 +204,12 @@ def is_entity_scheme(labels: Sequence[str]) -> bool:
 
 
 def score_tags(runs: Sequence[Sequence[tuple[str, str]]], labels: Sequence[str], metric: Metric) -> dict[str, float]:
-    """runs: found and gold tags. No entity reaches from one to the next."""
+    """runs: found and gold tags. No entity reaches from one to the next. Both sides are read alike: a syllable of several
+    morphemes that goes on with the one before (떠나: B-VV, I-VV+EC) is an entity by itself."""
     sides: list[list] = [[[pair[side] for pair in run] for run in runs] for side in (0, 1)]
-    if not isinstance(metric, Entities):
+    if isinstance(metric, Entities):
+        sides = [list(map(consistent, side)) for side in sides]
+    else:
         numbers = {label: number for number, label in enumerate(labels)}
         sides = [[numbers.get(tag, -1) for tag in chain(*side)] for side in sides]
     return metric.compute(predictions=sides[0], references=sides[1])

@@ -211,6 +211,46 @@ def test_pooling_ignores_padding(pooling):
             assert_close(model.classifier.out(hidden), together[row])
 
 
+@pytest.mark.parametrize("architecture", ["electra", "modern"])
+def test_an_lstm_over_tokens_reads_no_padding(architecture):
+    """The same as torch's LSTM on each text by itself."""
+    config = HfTinyElectraConfig(**SIZES, architecture=architecture, num_labels=3, tagger_lstm_size=5)
+    model, batch = randomised(HfTinyElectraForTokenClassification(config)), batch_of()
+    lstm = torch.nn.LSTM(config.hidden_size, 5, bidirectional=True)
+    with torch.no_grad():
+        for direction, end in ((model.lstm.forwards, ""), (model.lstm.backwards, "_reverse")):
+            for part, layer in (("ih", direction.input), ("hh", direction.state)):
+                getattr(lstm, f"weight_{part}_l0{end}").copy_(layer.weight)
+                getattr(lstm, f"bias_{part}_l0{end}").copy_(layer.bias)
+        together = model(**batch).logits
+        for row, size in enumerate(batch["attention_mask"].sum(1).tolist()):
+            alone = {name: tensor[row : row + 1, :size] for name, tensor in batch.items()}
+            states, _ = lstm(model.electra(**alone).last_hidden_state[0])
+            assert_close(model.classifier(states), together[row, :size])
+            del alone["attention_mask"]
+            assert_close(model(**alone).logits[0], together[row, :size])
+
+
+def test_pairs_and_triples_of_tokens_and_no_padding():
+    """Equal neighbours have equal embeddings, whatever else is in a text; padding is none."""
+    config = HfTinyElectraConfig(**SIZES, num_labels=3, tagger_ngram_buckets=1000)
+    model = randomised(HfTinyElectraForTokenClassification(config))
+    ids = torch.tensor([[5, 6, 7, 8, 9, 0, 0], [9, 9, 6, 7, 8, 9, 5]])
+    mask = torch.tensor([[1] * 5 + [0] * 2, [1] * 7])
+    with torch.no_grad():
+        found = model.ngrams(ids, mask)
+        assert_close(model.ngrams(ids[:1, :5], None)[0], found[0, :5])
+        assert not torch.allclose(found[0, 2], found[1, 3])  # 5 6 7 is not 9 6 7
+        own = model.ngrams(torch.tensor([[1, 5, 6, 7, 8, 9, 1]]), None)
+        assert_close(own[0, 3], found[0, 2])  # its pairs and triples reach two tokens far
+        together = model(input_ids=ids, attention_mask=mask).logits
+        assert_close(model(input_ids=ids[:1, :5]).logits[0], together[0, :5])
+        states = model.electra(input_ids=ids, attention_mask=mask).last_hidden_state
+        assert_close(model.classifier(states + found), together)
+        embeds = model.electra.embeddings.word_embeddings(ids)
+        assert_close(model(inputs_embeds=embeds, attention_mask=mask).logits, model.classifier(states))
+
+
 def test_a_pooling_that_is_not_known():
     with pytest.raises(ValueError, match="classifier_pooling='max': choose one of cls, mean"):
         HfTinyElectraConfig(**SIZES, classifier_pooling="max")
@@ -304,7 +344,7 @@ def links_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 WORDS = {"affix_buckets": 40, "lstm_size": 6}
-KINDS = ("classes", "tokens", "links", "links of words", "regression")
+KINDS = ("classes", "tokens", "links", "links of words", "regression", "tokens in order")
 
 
 def labelled(kind: str) -> tuple[torch.nn.Module, dict[str, Tensor], int]:
@@ -313,8 +353,12 @@ def labelled(kind: str) -> tuple[torch.nn.Module, dict[str, Tensor], int]:
     if kind.startswith("links"):
         links = links_of(batch)
         return linking_model(**(WORDS if "words" in kind else {})), links, int(links["heads"].ne(-100).sum())
-    config = HfTinyElectraConfig(**SIZES, num_labels=1 if kind == "regression" else 3)
-    if kind == "tokens":
+    config = HfTinyElectraConfig(
+        **SIZES, num_labels=1 if kind == "regression" else 3, tagger_lstm_size=5 if kind == "tokens in order" else 0
+    )
+    if kind == "tokens in order":
+        config.tagger_ngram_buckets = 20
+    if kind.startswith("tokens"):
         labels = token_labels(batch)
         return (
             randomised(HfTinyElectraForTokenClassification(config)),

@@ -97,7 +97,7 @@ def test_a_pipeline_finds_in_raw_text_what_was_scored(home, tmp_path, character_
         "train_file": write_klue_names(tmp_path / "train.tsv", train),
         "validation_file": write_klue_names(tmp_path / "dev.tsv", dev),
     }
-    settings = {"learning_rate": 2e-3, "max_steps": 25, "character_tokens": character_tokens}
+    settings = {"learning_rate": 2e-3, "max_steps": 45, "character_tokens": character_tokens}
     settings = {name: value for name, value in settings.items() if value is not None}
     folder = finish(home, "tagger", tmp_path / "run", **data, **settings)
     results = results_of(folder)

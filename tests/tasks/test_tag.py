@@ -236,6 +236,20 @@ def test_an_entity_has_a_beginning(tags, expected):
     assert consistent(tags.split()) == expected.split()
 
 
+def test_a_perfect_answer_scores_1(tmp_path, drawn):
+    """Also where a syllable of several morphemes goes on with the one before."""
+    tags, labels = ("B-VV", "I-VV+EC", "B-EF"), ["B-EF", "B-VV", "I-VV+EC"]
+    judge = TagEvaluation(
+        None, [Sentence(tuple("떠나다"), tags, "here", ".conll", tuple("떠나다"))], labels, "dev", "upos"
+    )
+    predicted = np.array([labels.index(tag) for tag in tags])
+    judge.results = {"predicted": predicted, "example": np.zeros(3, int), "word": np.arange(3)}
+    found, gold = judge.scored(judge.results)
+    assert found == gold == [["B-VV", "B-VV+EC", "B-EF"]]
+    judge.report(tmp_path)
+    assert drawn[0][2].tolist() == drawn[0][3].tolist() == [1, 0]  # B-VV+EC is no label of the model
+
+
 @pytest.mark.parametrize(
     ("name", "content", "settings", "message"),
     [
