@@ -204,11 +204,11 @@ def is_entity_scheme(labels: Sequence[str]) -> bool:
 
 
 def score_tags(runs: Sequence[Sequence[tuple[str, str]]], labels: Sequence[str], metric: Metric) -> dict[str, float]:
-    """runs: found and gold tags. No entity reaches from one to the next. Both sides are read alike: a syllable of several
-    morphemes that goes on with the one before (떠나: B-VV, I-VV+EC) is an entity by itself."""
+    """runs: found and gold tags. No entity reaches from one to the next. Gold tags are read as found ones are: a syllable of
+    several morphemes that goes on with the one before (떠나: B-VV, I-VV+EC) is an entity by itself."""
     sides: list[list] = [[[pair[side] for pair in run] for run in runs] for side in (0, 1)]
     if isinstance(metric, Entities):
-        sides = [list(map(consistent, side)) for side in sides]
+        sides[1] = list(map(consistent, sides[1]))
     else:
         numbers = {label: number for number, label in enumerate(labels)}
         sides = [[numbers.get(tag, -1) for tag in chain(*side)] for side in sides]
@@ -418,7 +418,8 @@ class TagTask(Task):
 
         def score(part: Sequence[Sentence]) -> dict[str, float]:
             """Words without a tag are not scored."""
-            tagged: Any = (zip(predict(one.words), one.word_labels, strict=True) for one in part)
+            read = consistent if isinstance(metric, Entities) else list
+            tagged: Any = (zip(read(predict(one.words)), one.word_labels, strict=True) for one in part)
             return score_tags([[pair for pair in one if pair[1] is not None] for one in tagged], labels, metric)
 
         return "each word's most frequent tag, of unknown words by suffix", score

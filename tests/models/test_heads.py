@@ -34,7 +34,7 @@ from hf_tiny import (
     InputError,
 )
 from hf_tiny.convert import electra_head_from_native
-from hf_tiny.models.heads import LinkingHead, count_items, read_counts
+from hf_tiny.models.heads import LinkingHead, Recurrence, count_items, read_counts
 
 SIZES = {
     "vocab_size": 99,
@@ -211,6 +211,14 @@ def test_pooling_ignores_padding(pooling):
             assert_close(model.classifier.out(hidden), together[row])
 
 
+def copy_direction(lstm: torch.nn.LSTM, end: str, direction: Recurrence) -> None:
+    """Let torch's LSTM have our weights."""
+    getattr(lstm, f"weight_ih_l0{end}").copy_(direction.input_weight)
+    getattr(lstm, f"weight_hh_l0{end}").copy_(direction.state_weight)
+    getattr(lstm, f"bias_ih_l0{end}").copy_(direction.bias)
+    getattr(lstm, f"bias_hh_l0{end}").zero_()
+
+
 @pytest.mark.parametrize("architecture", ["electra", "modern"])
 def test_an_lstm_over_tokens_reads_no_padding(architecture):
     """The same as torch's LSTM on each text by itself."""
@@ -219,9 +227,7 @@ def test_an_lstm_over_tokens_reads_no_padding(architecture):
     lstm = torch.nn.LSTM(config.hidden_size, 5, bidirectional=True)
     with torch.no_grad():
         for direction, end in ((model.lstm.forwards, ""), (model.lstm.backwards, "_reverse")):
-            for part, layer in (("ih", direction.input), ("hh", direction.state)):
-                getattr(lstm, f"weight_{part}_l0{end}").copy_(layer.weight)
-                getattr(lstm, f"bias_{part}_l0{end}").copy_(layer.bias)
+            copy_direction(lstm, end, direction)
         together = model(**batch).logits
         for row, size in enumerate(batch["attention_mask"].sum(1).tolist()):
             alone = {name: tensor[row : row + 1, :size] for name, tensor in batch.items()}
@@ -510,10 +516,7 @@ def test_an_lstm_reads_the_affixes_in_order_and_no_padding():
     lstm = torch.nn.LSTM(model.encoder.config.hidden_size, WORDS["lstm_size"], bidirectional=True)
     with torch.no_grad():
         for direction, end in ((head.lstm.forwards, ""), (head.lstm.backwards, "_reverse")):
-            getattr(lstm, f"weight_ih_l0{end}").copy_(direction.input_weight)
-            getattr(lstm, f"weight_hh_l0{end}").copy_(direction.state_weight)
-            getattr(lstm, f"bias_ih_l0{end}").copy_(direction.bias)
-            getattr(lstm, f"bias_hh_l0{end}").zero_()
+            copy_direction(lstm, end, direction)
         logits = model(**batch).logits
         states = model.encoder(**batch_of()).last_hidden_state
         for row, size in enumerate((4, 5, 5, 3)):
