@@ -286,9 +286,11 @@ class WordLSTM(nn.Module):
         places = torch.arange(exist.shape[1], device=exist.device)
         size = (exist * (1 + places)).amax(1, keepdim=True)  # (batch, 1): up to the last word there is
         turned = torch.where(places < size, size - 1 - places, places)[:, :, None]  # (batch, words, 1)
-        back = self.backwards(words.gather(1, turned.expand_as(words)))
+        back = self.backwards(words.gather(1, turned.expand(-1, -1, words.shape[-1])))
         ahead = self.forwards(words)
-        return torch.cat((ahead, back.gather(1, turned.expand_as(back))), dim=-1)
+        return torch.cat(
+            (ahead, back.gather(1, turned.expand(-1, -1, back.shape[-1]))), dim=-1
+        )  # an export keeps any length
 
 
 class LinkingHead(nn.Module):
