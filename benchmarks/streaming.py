@@ -1,10 +1,10 @@
-"""Peak memory of a stream of text, small and large.
+"""Peak memory of a stream of text and of its statistics, small and large.
 
 python benchmarks/streaming.py                                    # 20 and 200 MB of made-up text, in 50 shards each
 python benchmarks/streaming.py --text my_texts/ --text more.txt   # your own, repeated until it is enough
 
-For each size one process makes the vocabulary, and another reads the text to its end, once: plan, packing, shuffling, masks.
-The last line is JSON.
+For each size one process makes the vocabulary, one counts which tokens stand near each other and makes vectors of them, and one
+reads the text to its end, once: plan, packing, shuffling, masks. The last line is JSON.
 """
 
 import argparse
@@ -48,21 +48,33 @@ def write(folder: Path, megabytes: int, texts: list[Path]) -> None:
 
 
 def read(folder: Path, cache: Path, stage: str) -> None:
-    """The vocabulary, which is then in the cache, or one epoch of the stream; prints its figures."""
+    """The vocabulary, which is then in the cache, the statistics, or one epoch of the stream; prints its figures."""
     import datasets
 
     from hf_tiny import tokenizer
+    from hf_tiny.data import statistics
     from hf_tiny.data.corpus import Corpus, CorpusArguments
     from hf_tiny.data.masking import MaskTokens
     from hf_tiny.data.stream import StreamedBatches
 
     datasets.config.HF_DATASETS_CACHE = tokenizer.HF_DATASETS_CACHE = cache
-    corpus = Corpus(CorpusArguments(train_file=[str(folder)], streaming=True))
+    corpus = Corpus(CorpusArguments(train_file=[str(folder)], streaming=True, preprocessing_num_workers=1))
     words = tokenizer.load_tokenizer(
         tokenizer.TokenizerArguments(vocab_size=4096), corpus.documents, corpus.fingerprint
     )
     if stage == "vocabulary":
         return print(json.dumps({"vocabulary_mb": peak()}))
+    if stage == "count":
+        began, before = time.perf_counter(), peak()
+        counts = corpus.pair_counts(words)
+        counted, figures = time.perf_counter(), {"loaded_mb": before, "count_mb": peak()}
+        figures["table_mb"] = sum(part.nbytes for part in (counts.data, counts.indices, counts.indptr)) >> 20
+        statistics.token_vectors(counts, 128)
+        figures |= {
+            "count_seconds": round(counted - began, 1),
+            "vectors_seconds": round(time.perf_counter() - counted, 1),
+        }
+        return print(json.dumps(figures))
     batches = StreamedBatches(corpus.mixed(words, lanes=1)["train"], MaskTokens(words, 0.15, 0), 32)
     began, number, tokens = time.perf_counter(), 0, 0
     while number % 100 or batches.epoch(number) < 1:
@@ -92,18 +104,23 @@ def main() -> None:
         for megabytes in given.megabytes:
             corpus, figures[megabytes] = Path(folder) / str(megabytes), {}
             write(corpus, megabytes, texts)
-            for stage in ("vocabulary", "stream"):
+            for stage in ("vocabulary", "count", "stream"):
                 command = [sys.executable, __file__, "--folder", folder, "--read", corpus, stage]
                 ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 figures[megabytes] |= json.loads(ended.stdout.splitlines()[-1])
-    print(f"{'MB of text':>12} {'tokens':>14} {'tokens/s':>10} {'MB peak: vocabulary':>20} {'stream':>8}")
+    print(
+        f"{'MB of text':>12} {'tokens':>14} {'tokens/s':>10} {'MB peak: vocabulary':>20} {'stream':>8} {'counting':>10}"
+    )
     for megabytes, one in figures.items():
         print(
             f"{megabytes:>12} {one['tokens']:>14,} {one['tokens_per_second']:>10,} {one['vocabulary_mb']:>20} "
-            f"{one['stream_mb']:>8}"
+            f"{one['stream_mb']:>8} {one['count_mb']:>10}"
         )
     small, large = figures.values()
-    growth = {f"{stage}_growth_mb": large[f"{stage}_mb"] - small[f"{stage}_mb"] for stage in ("vocabulary", "stream")}
+    growth = {
+        f"{stage}_growth_mb": large[f"{stage}_mb"] - small[f"{stage}_mb"]
+        for stage in ("vocabulary", "count", "table", "stream")
+    }
     print(json.dumps({"shards": SHARDS, "figures": figures, **growth}))
 
 

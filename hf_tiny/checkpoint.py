@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .arguments import recipe_of_run
+from .data.cache import sync
 from .errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -136,11 +137,11 @@ def _complete(draft: Path, target: Path) -> None:
     manifest = {path.relative_to(draft).as_posix(): _digest(path) for path in paths if path.is_file()}
     (draft / MANIFEST).write_text(json.dumps({**manifest, MANIFEST: _digest_of(manifest)}, indent=1))
     for path in [*paths, draft / MANIFEST, draft]:
-        _sync(path)
+        sync(path)
     if target.exists():
         _discard(target)
     os.replace(draft, target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -389,14 +390,6 @@ def to_resume(output_dir: Path, wanted: str | None) -> Path | None:
 def _digest(path: Path) -> list:
     with open(path, "rb") as file:
         return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Random numbers, weights and the optimiser's state. A sharded model (FSDP) has a part of every tensor in each process, a

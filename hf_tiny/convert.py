@@ -67,6 +67,7 @@ NATIVE_MODERN |= {"decoder_bias": True, "classifier_activation": "gelu", "tie_wo
 NATIVE = "the native model of transformers"
 NATIVE_ELECTRA = {"position_embedding_type": "absolute", "norm_first": False}
 NATIVE_TAGGER = {"tagger_lstm_size": 0, "tagger_ngram_buckets": 0}
+NATIVE_CLASSIFIER = {"classifier_pooling": "cls", "classifier_pairs": False}
 NATIVE_MARIAN = {"position_embedding_type": "sinusoidal", "norm_first": False, "layer_norm_eps": 1e-5}
 NATIVE_MARIAN |= {"tie_word_embeddings": True, "copy_attention": False}
 NATIVE_VIT = {"position_embedding_type": "learned", "num_register_tokens": 0, "layer_scale_init_value": None}
@@ -315,7 +316,7 @@ def electra_head_to_native(model: PreTrainedModel) -> PreTrainedModel:
     if model.config.modern:
         return modern_to_native(model)
     of_texts = type(model) is models.HfTinyElectraForSequenceClassification
-    require(model.config, NATIVE_ELECTRA | ({"classifier_pooling": "cls"} if of_texts else NATIVE_TAGGER))
+    require(model.config, NATIVE_ELECTRA | (NATIVE_CLASSIFIER if of_texts else NATIVE_TAGGER))
     return ELECTRA.to_native(blank(counterpart(model), model.config), model.state_dict())
 
 
@@ -341,7 +342,7 @@ def modern_to_native(model: PreTrainedModel, native_class: type[PreTrainedModel]
     """A native ModernBERT, with its labels. native_class: what to make of a joint model."""
     config, state = model.config, model.state_dict()
     require(config, {"architecture": "modern"}, "a native twin of this class")
-    require(config, NATIVE_TAGGER)
+    require(config, {**NATIVE_TAGGER, "classifier_pairs": False})
     native_class = native_class or counterpart(model)
     fields = {name: getattr(config, ours) for name, ours in MODERN_FIELDS.items()}
     fields |= {

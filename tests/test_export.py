@@ -44,6 +44,7 @@ def save(folder, name: str, processor, settings: dict) -> str:
     [
         ("HfTinyElectraForSequenceClassification", {**ELECTRA, "position_embedding_type": "rotary"}),
         ("HfTinyElectraForTokenClassification", {**ELECTRA, "tagger_lstm_size": 8, "tagger_ngram_buckets": 100}),
+        ("HfTinyElectraForSequenceClassification", {**ELECTRA, "classifier_pairs": True}),
         ("HfTinyTokenLinkingModel", {**LINKING, "encoder": HfTinyElectraConfig(**{**ELECTRA, "vocab_size": 120})}),
         ("HfTinySeq2SeqForConditionalGeneration", SEQ2SEQ),
         ("HfTinyViTForMaskedImageModeling", VIT),

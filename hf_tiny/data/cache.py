@@ -62,7 +62,7 @@ def write(target: Path, make: Callable[[Path], object]) -> None:
             else:
                 os.replace(draft, target)
                 os.replace(_checksum(draft), _checksum(target))
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             _remove(draft)
             _remove(_checksum(draft))
@@ -119,11 +119,11 @@ def _checksum(path: Path) -> Path:
 
 
 def _write_checksum(path: Path) -> None:
-    _sync(path)
+    sync(path)
     about = path.stat()
     _checksum(path).write_text(json.dumps([about.st_size, _digest(path)]))
     os.utime(_checksum(path), ns=(about.st_mtime_ns,) * 2)
-    _sync(_checksum(path))
+    sync(_checksum(path))
 
 
 def _digest(path: Path) -> str:
@@ -131,7 +131,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """To the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

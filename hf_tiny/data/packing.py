@@ -18,6 +18,7 @@ import tokenizers
 from hf_tiny.data import sources
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.sources import Part
+from hf_tiny.models.words import plain_tokenizer
 
 FORMAT_VERSION = 3  # Raise it when the same text and settings give other blocks than before.
 SAMPLE_BY = ("line", "paragraph", "document")
@@ -143,19 +144,10 @@ def _file_texts(part: Part, reading: Reading, counts: Counter) -> Texts:
 # From texts to blocks
 
 
-def bare_tokenizer(content: str) -> tokenizers.Tokenizer:
-    """One that only tokenizes: it neither cuts nor pads, and "[SEP]" in the text is text."""
-    tokenizer = tokenizers.Tokenizer.from_str(content)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
 @lru_cache(maxsize=2)
 def _tokenizer(content: str) -> tuple[tokenizers.Tokenizer, np.ndarray]:
     """The tokenizer, and whether each of its tokens starts a word."""
-    tokenizer = bare_tokenizer(content)
+    tokenizer = plain_tokenizer(content)
     numbers = range(max(tokenizer.get_vocab().values()) + 1)
     return tokenizer, word_starts([tokenizer.id_to_token(number) or "" for number in numbers])
 

@@ -30,12 +30,13 @@ MOST_SHARDS = 64  # of a larger corpus a sample, about 256 MB, says as much
 MOST_PAIRS = 50_000_000  # about 600 MB
 TOKENS = 1 << 17  # counted at once
 NO_TOKEN = -1
-FORMAT_VERSION = 1  # Raise it when the same blocks give other counts than before.
+FORMAT_VERSION = 2  # Raise it when the same blocks give other counts than before.
 
 
 def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: int | None = None):
-    """How often tokens stand near each other in the blocks of a split: a symmetric sparse matrix (size, size) of whole
-    numbers. It is the same however the work is divided, and whether the blocks are in the cache or not.
+    """How often tokens stand near each other in the blocks of a split: a sparse matrix (size, size) of whole numbers, for a
+    token (row) and a later one (column). It is the same however the work is divided, and whether the blocks are in the cache
+    or not.
 
     files: of the blocks in the cache, and the shards that each is made of.
     size: of the vocabulary.
@@ -104,7 +105,7 @@ def _near(rows: np.ndarray, size: int):
 
 
 def _total(parts: Iterable, size: int):
-    """The sum, in both directions. Where pairs become too many, the rarest are dropped."""
+    """The sum. Where pairs become too many, the rarest are dropped."""
     from scipy import sparse
 
     total, dropped = sparse.csr_array((size, size), dtype=np.int64), 0
@@ -118,36 +119,44 @@ def _total(parts: Iterable, size: int):
             total.eliminate_zeros()
     if dropped:
         logger.warning(f"{dropped:,} of the rarest pairs of tokens are left out: at most {MOST_PAIRS:,} are kept.")
-    return (total + total.T).tocsr()
+    return total.tocsr()
 
 
 # From counts to vectors
 
 
 def num_tokens(counts) -> int:
-    """Of the text that was counted, nearly: a token in the middle of a text stands near those on both its sides."""
-    return int(counts.sum() // (2 * sum(WEIGHTS)))
+    """Of the text that was counted, nearly: one at the end of a text stands before fewer than the others."""
+    return int(counts.sum() // sum(WEIGHTS))
+
+
+def _both_sides(counts) -> np.ndarray:
+    """(2, vocabulary): how often each token has another after it, and before it."""
+    return np.stack([np.asarray(counts.sum(axis), dtype=np.float64) for axis in (1, 0)])
 
 
 def log_frequencies(counts) -> np.ndarray:
     """(vocabulary,), float32: the logarithm of how frequent each token is, a mean token having 0. A token that stands near no
     other counts as half a one."""
-    sums = np.asarray(counts.sum(1), dtype=np.float64) + sum(WEIGHTS)
+    sums = _both_sides(counts).sum(0) + sum(WEIGHTS)
     return np.log(sums / sums.mean()).astype(np.float32)
 
 
 def token_vectors(counts, size: int) -> np.ndarray:
     """(vocabulary, at most `size`), float32; zeros for a token that stands near no other.
 
-    Positive pointwise mutual information with smoothed contexts; U sqrt(S) of its randomised decomposition U S V.
+    Positive pointwise mutual information with smoothed contexts, a word before and the same one after being two of them; U
+    sqrt(S) of its randomised decomposition U S V.
     """
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
 
-    sums = np.asarray(counts.sum(1), dtype=np.float64)
-    known = np.flatnonzero(sums)
-    near, sums = counts[known][:, known].tocoo(), sums[known]
-    contexts = sums**SMOOTHING / (sums**SMOOTHING).sum()
+    after, before = _both_sides(counts)
+    known = np.flatnonzero(after + before)
+    later = counts[known][:, known]
+    near, sums = sparse.hstack((later, later.T)).tocoo(), (after + before)[known]
+    contexts = np.concatenate((before[known], after[known])) ** SMOOTHING
+    contexts /= contexts.sum()
     information = np.log(near.data / sums[near.row] / contexts[near.col])
     matrix = sparse.csr_array((np.maximum(information, 0).astype(np.float32), (near.row, near.col)), shape=near.shape)
     matrix.eliminate_zeros()

@@ -271,7 +271,7 @@ class HfTinyElectraForMaskedLM(EncoderHead, HfTinyElectraPreTrainedModel):
     def guess(self, states: Tensor) -> Tensor:
         return self.generator_lm_head(self.generator_head(states))
 
-    def predict(self, x, attention_mask, labels, num_items_in_batch):
+    def predict(self, x, inputs, labels, num_items_in_batch):
         logits = self.guess(x)
         return None if labels is None else token_loss(logits, labels, num_items_in_batch), logits
 

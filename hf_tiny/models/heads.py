@@ -1,6 +1,6 @@
 """Task heads shared by the encoders: labels for a text, a label for each token, a link from each word to another."""
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from .layers import (
     Recurrence,
     binary_cross_entropy,
     cross_entropy,
+    embed,
     layer_norm,
     linear_cross_entropy,
 )
@@ -36,6 +37,7 @@ class EncoderConfig(HfTinyTextConfig):
 
     classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls").
     classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
+    classifier_pairs: a classifier also sees what the two texts of a pair have in common.
     tagger_lstm_size: of each direction of an LSTM over the tokens, between the encoder and the layer that tags them; 0: there
         is none.
     tagger_ngram_buckets: numbers into which the pairs and triples of neighbouring tokens are hashed, whose embeddings a tagger
@@ -45,6 +47,7 @@ class EncoderConfig(HfTinyTextConfig):
     layer_norm_eps: float = 1e-12
     classifier_pooling: str = "mean"
     classifier_dropout: float | int | None = None
+    classifier_pairs: bool = False
     tagger_lstm_size: int = 0
     tagger_ngram_buckets: int = 0
 
@@ -133,11 +136,21 @@ def predict_tokens(
     return loss, nll, None if layer.training and plain else logits
 
 
+class Inputs(NamedTuple):
+    """Of an encoder of texts."""
+
+    input_ids: Tensor | None
+    attention_mask: Tensor | None
+    token_type_ids: Tensor | None
+    position_ids: Tensor | None
+    inputs_embeds: Tensor | None
+
+
 class EncoderHead(PreTrainedModel):
     """A model with a head on an encoder of texts, which fills the `output_class`.
 
-    A subclass has `predict(x, attention_mask, labels, num_items_in_batch)`, which gives, of the encoder's states x (batch,
-    length, hidden), the loss, if there are labels, and the logits.
+    A subclass has `predict(x, inputs, labels, num_items_in_batch)`, which gives, of the encoder's states x (batch, length,
+    hidden), the loss, if there are labels, and the logits.
     """
 
     output_class: type[ModelOutput]
@@ -159,9 +172,9 @@ class EncoderHead(PreTrainedModel):
     ) -> ModelOutput:
         """labels: a text's class, values or yes and no for each class (see `classification_loss`); or (batch, length) one
         for each token, -100 where it has none."""
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.encode(*inputs, return_dict=True, **kwargs)
-        loss, logits = self.predict(outputs.last_hidden_state, attention_mask, labels, num_items_in_batch)
+        loss, logits = self.predict(outputs.last_hidden_state, inputs, labels, num_items_in_batch)
         return self.output_class(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
@@ -200,20 +213,58 @@ class Classification(EncoderHead):
         self.classifier = ClassificationHead(config)
 
 
+class PairComparison(nn.Module):
+    """What the two texts of a pair have in common: how near each token of a text is to its nearest of the other, as words,
+    in context, and whether both are the same, each the mean over the text with weights that are learned (2 x 3 numbers);
+    and the difference and the product of the means of their states (2 x hidden)."""
+
+    SCALE = 10.0  # of the six numbers, which would hardly move an output layer at the usual rates
+
+    def __init__(self, words: nn.Embedding, hidden_size: int):
+        super().__init__()
+        self.weigh = nn.Linear(words.embedding_dim, 1)
+        self.size = 6 + 2 * hidden_size
+
+    def forward(self, words: Tensor, x: Tensor, inputs: Inputs) -> Tensor:
+        kinds = inputs.token_type_ids
+        kinds = x.new_zeros(x.shape[:2], dtype=torch.long) if kinds is None else kinds  # (batch, length)
+        there = torch.ones_like(kinds) if inputs.attention_mask is None else inputs.attention_mask
+        texts = torch.stack((there * (1 - kinds), there * kinds), dim=1).to(x.dtype)  # (batch, 2, length)
+        others = there[:, None] * (kinds[:, :, None] != kinds[:, None])  # (batch, length, length)
+        directions, sums = (F.normalize(words, dim=-1), F.normalize(x, dim=-1)), words.sum(-1)
+        near = [each @ each.mT for each in directions]
+        near.append((sums[:, :, None] == sums[:, None]).to(x.dtype))  # the same word
+        nearest = torch.stack(
+            [each.masked_fill(others == 0, 0).amax(-1) for each in near], dim=-1
+        )  # (batch, length, 3)
+        weights = F.softplus(self.weigh(words)).mT * texts
+        alike = weights @ nearest / weights.sum(-1, keepdim=True).clamp(min=1e-6)  # (batch, 2, 3)
+        one, other = (texts @ x / texts.sum(-1, keepdim=True).clamp(min=1)).unbind(1)
+        return torch.cat((self.SCALE * (alike.flatten(1) - 0.5), (one - other).abs(), one * other), dim=-1)
+
+
 class SequenceClassification(Classification):
     """N -> 1: a label, several labels, or a number for a text."""
 
     output_class = SequenceClassifierOutput
 
-    def predict(self, x, attention_mask, labels, num_items_in_batch):
+    def build_classifier(self, config: PreTrainedConfig) -> None:
+        words = self.base_model.get_input_embeddings()
+        self.pairs = PairComparison(words, config.hidden_size) if config.classifier_pairs else None
+        self.classifier = ClassificationHead(config, config.hidden_size + (self.pairs.size if self.pairs else 0))
+
+    def predict(self, x, inputs, labels, num_items_in_batch):
         if self.config.classifier_pooling == "cls":
-            x = x[:, 0]
-        elif attention_mask is None:
-            x = x.mean(1)
+            pooled = x[:, 0]
+        elif inputs.attention_mask is None:
+            pooled = x.mean(1)
         else:
-            weights = attention_mask.to(x.dtype)[:, :, None]
-            x = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
-        logits = self.classifier(x)
+            weights = inputs.attention_mask.to(x.dtype)[:, :, None]
+            pooled = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        if self.pairs is not None:
+            words = embed(self.get_input_embeddings(), inputs.input_ids, inputs.inputs_embeds)
+            pooled = torch.cat((pooled, self.pairs(words, x, inputs)), dim=-1)
+        logits = self.classifier(pooled)
         if labels is None:
             return None, logits
         return classification_loss(logits, labels, self.config, num_items_in_batch), logits
@@ -254,15 +305,12 @@ class TokenClassification(Classification):
         size = 2 * config.tagger_lstm_size or config.hidden_size
         self.classifier = ClassificationHead(config, size) if config.modern else nn.Linear(size, config.num_labels)
 
-    def encode(self, *inputs: Tensor | None, **kwargs) -> BaseModelOutput:
-        outputs, (input_ids, attention_mask) = super().encode(*inputs, **kwargs), inputs[:2]
-        if self.ngrams is not None and input_ids is not None:
-            outputs.last_hidden_state = outputs.last_hidden_state + self.ngrams(input_ids, attention_mask)
-        return outputs
-
-    def predict(self, x, attention_mask, labels, num_items_in_batch):
+    def predict(self, x, inputs, labels, num_items_in_batch):
+        exist = inputs.attention_mask
+        if self.ngrams is not None and inputs.input_ids is not None:
+            x = x + self.ngrams(inputs.input_ids, exist)
         if self.lstm is not None:
-            exist = torch.ones_like(x[:, :, 0], dtype=torch.long) if attention_mask is None else attention_mask
+            exist = torch.ones_like(x[:, :, 0], dtype=torch.long) if exist is None else exist
             x = self.lstm(self.dropout(x), exist)
         logits = self.classifier(self.dropout(x))
         return None if labels is None else token_loss(logits, labels, num_items_in_batch), logits

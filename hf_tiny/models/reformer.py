@@ -548,7 +548,7 @@ class ReformerLM(HfTinyReformerPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
-    def predict(self, x, attention_mask, labels, num_items_in_batch):
+    def predict(self, x, inputs, labels, num_items_in_batch):
         """Without logits when there are labels in training."""
         loss, _, logits = predict_tokens(self.lm_head, x, labels, num_items_in_batch)
         return loss, logits
@@ -580,7 +580,7 @@ class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
             x = slice_logits_to_keep(x, logits_to_keep)
         else:
             labels = F.pad(labels[:, 1:], (0, 1), value=-100)
-        loss, logits = self.predict(x, attention_mask, labels, num_items_in_batch)
+        loss, logits = self.predict(x, None, labels, num_items_in_batch)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
 

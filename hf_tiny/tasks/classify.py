@@ -11,7 +11,9 @@ from typing import ClassVar
 
 import datasets
 import numpy as np
-from transformers import AutoModelForSequenceClassification
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_tiny import report
@@ -24,6 +26,8 @@ from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Results, array, divides_by_count, mean_loss
 from hf_tiny.metrics import Metric, macro_f1, majority, share
+from hf_tiny.models.heads import EncoderConfig
+from hf_tiny.start import load_config, named
 from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
 LINES = ".txt"  # "label text" lines
@@ -288,6 +292,14 @@ def _predicted(text: Text, prediction: str | list, score: float | str | list | N
     return "\t".join(map(str, (*([text.label] if text.label else []), *found.values(), *text.texts)))
 
 
+@torch.no_grad()
+def start_at_mean(model: PreTrainedModel, mean: float) -> None:
+    """Let a new output layer begin with the mean of the labels: in small steps its bias would be long on the way."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == 1]
+    if layers[-1].bias is not None and not layers[-1].bias.any():
+        layers[-1].bias.fill_(mean)
+
+
 class TextTask(Task):
     """One label for a text, several, or a number, which has no labels."""
 
@@ -385,7 +397,19 @@ class TextTask(Task):
             super().know_labels(items, labelled)
 
     def head(self, items: list[Text]) -> tuple:
-        return AutoModelForSequenceClassification, label_names(self.labels, several=items[0].several is not None)
+        changes, (option, name) = label_names(self.labels, several=items[0].several is not None), named(self.arguments)
+        ours = name is None or isinstance(
+            load_config(option, name, trust_remote_code=self.arguments.trust_remote_code), EncoderConfig
+        )
+        if ours and items[0].text_pair is not None:
+            changes["classifier_pairs"] = self.arguments.given_settings.get("classifier_pairs", True)
+        return AutoModelForSequenceClassification, changes
+
+    def start(self, splits: dict[str, list[Text]]) -> dict[str, list[Feature]]:
+        features = super().start(splits)
+        if self.labels is None:
+            start_at_mean(self.model, float(np.mean(self.gold(splits["train"]))))
+        return features
 
     def features(self, items: list[Text], *, labelled: bool = True, training: bool = False) -> list[Feature]:
         """input_ids, token_type_ids (if the model has them), labels and example, the index of the text. All windows of a text

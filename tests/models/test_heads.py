@@ -34,7 +34,7 @@ from hf_tiny import (
     InputError,
 )
 from hf_tiny.convert import electra_head_from_native
-from hf_tiny.models.heads import LinkingHead, Recurrence, count_items, read_counts
+from hf_tiny.models.heads import Inputs, LinkingHead, PairComparison, Recurrence, count_items, read_counts
 
 SIZES = {
     "vocab_size": 99,
@@ -255,6 +255,48 @@ def test_pairs_and_triples_of_tokens_and_no_padding():
         assert_close(model.classifier(states + found), together)
         embeds = model.electra.embeddings.word_embeddings(ids)
         assert_close(model(inputs_embeds=embeds, attention_mask=mask).logits, model.classifier(states))
+
+
+def test_a_pair_is_compared_by_hand_and_without_its_padding():
+    """Two texts of two words each: one in both, the other with the nearest of the other text."""
+    words = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.6, 0.8]]])  # tokens 0 and 1 | 2 and 3
+    states = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [-2.0, 0.0], [0.0, 4.0]]])
+    compare = PairComparison(torch.nn.Embedding(9, 2), 2)
+    torch.nn.init.zeros_(compare.weigh.weight)  # all words weigh the same
+    kinds = torch.tensor([[0, 0, 1, 1]])
+    found = compare(words, states, Inputs(None, None, kinds, None, words))
+    alike = [
+        (1 + 0.8) / 2,
+        0.0,
+        1 / 2,
+        (1 + 0.8) / 2,
+        0.0,
+        1 / 2,
+    ]  # as words, in context (none is nearer than 0), the same
+    means = [abs(1 - -1), abs(0 - 2), 1 * -1, 0 * 2]
+    assert_close(found[0], torch.tensor([*(10 * (each - 0.5) for each in alike), *map(float, means)]), 1e-6)
+    padded = [F.pad(x, (0, 0, 0, 3), value=7.0) for x in (words, states)]
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0]])
+    assert_close(compare(*padded, Inputs(None, mask, F.pad(kinds, (0, 3)), None, padded[0])), found, 1e-6)
+    with torch.no_grad():
+        compare.weigh.weight.copy_(torch.tensor([[3.0, -3.0]]))  # the word that both have counts more than the other
+    assert compare(words, states, Inputs(None, None, kinds, None, words))[0, 2] > 10 * (0.9 - 0.5)
+
+
+@pytest.mark.parametrize("modern", [{}, {"architecture": "modern"}])
+def test_a_classifier_of_pairs(modern):
+    model = randomised(
+        HfTinyElectraForSequenceClassification(HfTinyElectraConfig(**SIZES, **modern, classifier_pairs=True))
+    )
+    batch = batch_of(4, 12)
+    kinds = (torch.arange(12) >= 6).long().expand(4, -1)
+    inputs = {"attention_mask": batch["attention_mask"], "token_type_ids": kinds}
+    logits = model(batch["input_ids"], **inputs).logits
+    words = model.get_input_embeddings()(batch["input_ids"])
+    assert_close(model(inputs_embeds=words, **inputs).logits, logits, 1e-5)
+    assert model(batch["input_ids"]).logits.isfinite().all()  # of one text only
+    plain = HfTinyElectraForSequenceClassification(HfTinyElectraConfig(**SIZES, **modern))
+    assert not [name for name in plain.state_dict() if "pairs" in name]  # checkpoints of before have no such weights
 
 
 def test_a_pooling_that_is_not_known():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fixtures import files, tagged_words
+from fixtures.encoders import CONFIGS
 from fixtures.tagged_words import KOREAN, WORDS, gather, groupings
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from transformers.utils import ModelOutput
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForSequenceClassification, InputError, report
@@ -33,6 +35,7 @@ from hf_tiny.tasks.classify import (
     TextTask,
     is_regression,
     predict_texts,
+    start_at_mean,
 )
 
 ROWS = [("a good film", "1"), ('he said "no', "0"), ("", "1"), ("끝까지 봤다", "0")]
@@ -414,6 +417,18 @@ def test_classification(predictions, references, accuracy, f1, matthews, majorit
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["hf_tiny", "bert", "roberta"])
+def test_a_new_regressor_starts_at_the_mean(kind):
+    config = deepcopy(CONFIGS[kind])
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config)
+    start_at_mean(model, 2.5)
+    answers = model.eval()(torch.arange(5, 25).reshape(2, 10)).logits
+    assert (answers - 2.5).abs().max() < 1
+    start_at_mean(model, 4.0)  # it is no longer new
+    assert torch.equal(model(torch.arange(5, 25).reshape(2, 10)).logits, answers)
+
+
 def test_regression():
     metric = Regression()
     figures = metric.compute(predictions=[1.0, 2.0, 4.0], references=[0.0, 3.0, 5.0])
