@@ -154,11 +154,11 @@ def test_a_model_that_differs_is_not_written(tmp_path, tokenizer, monkeypatch):
 @pytest.mark.parametrize(
     ("head", "changes"),
     [
-        ("SequenceClassification", {}),
-        ("TokenClassification", {"position_embedding_type": "rotary", "num_hashes": 2}),
-        ("MaskedLM", {"num_buckets": [2, 4]}),
-        ("CausalLM", {"num_hashes": 2, "use_cache": True}),
-        ("CausalLM", {"attend_across_buckets": True}),
+        ("SequenceClassification", {"num_hashes": 2}),
+        ("TokenClassification", {"position_embedding_type": "rotary"}),
+        ("MaskedLM", {"attn_layers": ["lsh"], "num_buckets": [2, 4]}),
+        ("CausalLM", {"attn_layers": ["lsh"], "use_cache": True}),
+        ("CausalLM", {"attn_layers": ["lsh"], "attend_across_buckets": True}),
     ],
 )
 def test_a_reformer_reads_texts_of_any_length(tmp_path, tokenizer, head, changes):

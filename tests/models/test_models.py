@@ -539,10 +539,11 @@ def assert_same_steps(model: PreTrainedModel, **how) -> None:
 
 @pytest.mark.parametrize("case", EXPORTED, indirect=True)
 def test_training_is_one_graph(model):
-    """But for the places that ELECTRA masks, whose number is in the data, and a Reformer's layers, which stay out. Dynamo meets
-    the first twice, in `forward` and in its decorator; the second also in the model inside."""
-    assert_same_steps(model.train(), backend="eager")
-    known = {HfTinyElectraConfig: 2, HfTinyReformerConfig: 4}
+    """But for a Reformer's layers, which stay out: dynamo meets them in `forward` and in its decorator, also of the model inside.
+    The number of places that ELECTRA masks is in the data, and by default dynamo breaks there."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_same_steps(model.train(), backend="eager")
+    known = {HfTinyReformerConfig: 4}
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == known.get(type(model.config), 0)
 
 
