@@ -90,7 +90,9 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> tuple[float, float | Non
     with."""
     require("onnxscript", "onnx")
     require("onnxruntime.quantization", "onnx")
-    batch, config = random_inputs(model, ROWS, TOKENS), model.config.get_text_config()
+    config = model.config.get_text_config()
+    traced, compared = lengths(config)
+    batch = random_inputs(model, ROWS, traced)
     extra = {"use_cache": False} if "decoder_input_ids" in batch else {}
     names = [name for name, value in model(**batch, **extra).items() if torch.is_tensor(value)]
     chosen = next(name for name in names if name != "loss")
@@ -108,7 +110,7 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> tuple[float, float | Non
             verbose=False,
         )
         quantize(path, small)
-    other = random_inputs(model, CHECKED, checked_tokens(config))
+    other = random_inputs(model, CHECKED, compared)
     expected = model(**other, **extra)[chosen].numpy()
     found, quantized = (session_outputs(one, other)[names.index(chosen)] for one in (path, small))
     possible = np.abs(expected) < IMPOSSIBLE
@@ -130,12 +132,15 @@ def write_onnx(model: PreTrainedModel, folder: Path) -> tuple[float, float | Non
     return difference, float((quantized.argmax(-1) == expected.argmax(-1)).mean())
 
 
-def checked_tokens(config: PreTrainedConfig) -> int:
-    """Not as many as the model is traced with; for a Reformer enough to fill several chunks."""
+def lengths(config: PreTrainedConfig) -> tuple[int, int]:
+    """Of the texts that a model is traced with, and of those that it is compared on. A Reformer's have several chunks, if it
+    has as many places: what is traced with one has one for ever."""
     if not isinstance(config, HfTinyReformerConfig):
-        return TOKENS + 7
+        return TOKENS, TOKENS + 7
     tokens = 3 * max(config.lsh_attn_chunk_length, config.local_attn_chunk_length) + 7
-    return min(tokens, int(np.prod(config.axial_pos_shape))) if config.position_embedding_type == "axial" else tokens
+    if config.position_embedding_type == "axial":
+        tokens = min(tokens, int(np.prod(config.axial_pos_shape)))
+    return tokens, 2 * tokens // 3 + 1
 
 
 def quantize(path: Path, small: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_model_that_differs_is_not_written(tmp_path, tokenizer, monkeypatch):
     ("head", "changes"),
     [
         ("SequenceClassification", {"num_hashes": 2}),
-        ("TokenClassification", {"position_embedding_type": "rotary"}),
+        ("TokenClassification", {"position_embedding_type": "rotary", "lsh_attn_chunk_length": 20}),
         ("MaskedLM", {"attn_layers": ["lsh"], "num_buckets": [2, 4]}),
         ("CausalLM", {"attn_layers": ["lsh"], "use_cache": True}),
         ("CausalLM", {"attn_layers": ["lsh"], "attend_across_buckets": True}),

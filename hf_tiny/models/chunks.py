@@ -185,6 +185,11 @@ def attend_backward(
     return scores_grad @ key, scores_grad.mT @ query, value_grad
 
 
+def log_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Of exp(a) and exp(b). ONNX computes them as they stand, which gives 0 for a token that sees itself alone."""
+    return torch.stack((a, b)).logsumexp(0) if torch.compiler.is_exporting() else torch.logaddexp(a, b)
+
+
 class ChunkedAttention(torch.autograd.Function):
     """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
     is what the paper's division by the number of its meetings comes to. Tensors are (batch, length, heads, size)."""
@@ -207,7 +212,7 @@ class ChunkedAttention(torch.autograd.Function):
             if not index:
                 y, total = new, new_total
             else:  # one softmax over the keys of all rounds
-                both = torch.logaddexp(total, new_total)
+                both = log_of_sum(total, new_total)
                 y.mul_((total - both).exp_()).addcmul_(new, (new_total - both).exp_())
                 total = both
             ctx.rounds.append((itself, factor, inverse))
