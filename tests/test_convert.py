@@ -43,6 +43,7 @@ from hf_tiny import (
     convert,
 )
 from hf_tiny.models.reformer import LSHAttention
+from hf_tiny.tokenizer import TokenizerArguments, train_tokenizer
 
 HEADS = (HfTinyElectraForSequenceClassification, HfTinyElectraForTokenClassification)
 
@@ -243,6 +244,34 @@ def test_the_command_takes_electra_there_and_back(tokenizer, tmp_path):
         assert not list((tmp_path / "native" / part).glob("*.py"))
     command(tmp_path / "native", tmp_path / "back")
     assert_same_logits(model, HfTinyElectraForPreTraining.from_pretrained(tmp_path / "back"))
+
+
+@pytest.mark.parametrize(
+    ("make", "auto_class", "part"),
+    [
+        (lambda **sizes: electra(**sizes), AutoModelForPreTraining, "discriminator"),
+        (lambda **sizes: electra(MASKED, **MODERN, sharing="all", **sizes), AutoModelForMaskedLM, ""),
+        (lambda **sizes: electra(HEADS[0], **MODERN, **sizes), AutoModelForSequenceClassification, ""),
+    ],
+)
+def test_sentences_there_and_back(make, auto_class, part, tmp_path):
+    """In Korean and in English: the same ids, and the same answer."""
+    sentences = ["나는 어제 재미있는 영화를 봤다.", "The quick brown fox!"]
+    tokenizer = train_tokenizer(sentences * 4, TokenizerArguments(vocab_size=128), model_max_length=24)
+    model = make(vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    command(tmp_path / "ours", tmp_path / "native")
+    command(tmp_path / "native", tmp_path / "back")
+    batch = tokenizer(sentences, return_tensors="pt", padding=True)
+    assert tokenizer.unk_token_id not in batch["input_ids"]
+    real = ... if isinstance(model, HEADS[0]) else batch["attention_mask"].bool()
+    for folder in (tmp_path / "native" / part, tmp_path / "back"):
+        again = AutoTokenizer.from_pretrained(folder)(sentences)["input_ids"]
+        assert again == tokenizer(sentences)["input_ids"]
+        with torch.no_grad():
+            found, expected = (one(**batch).logits for one in (auto_class.from_pretrained(folder), model))
+        torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
 
 
 def test_the_command_takes_heads_and_seq2seq(tmp_path, capsys):

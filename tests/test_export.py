@@ -151,11 +151,50 @@ def test_a_model_that_differs_is_not_written(tmp_path, tokenizer, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_a_reformer_is_refused(tmp_path, tokenizer):
-    folder = save(tmp_path / "run", "HfTinyReformerForSequenceClassification", tokenizer, REFORMER)
-    with pytest.raises(InputError, match="A Reformer is not exported"):
-        export.export(folder, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [
+        ("SequenceClassification", {"num_hashes": 2}),
+        ("TokenClassification", {"position_embedding_type": "rotary", "lsh_attn_chunk_length": 20}),
+        ("MaskedLM", {"attn_layers": ["lsh"], "num_buckets": [2, 4]}),
+        ("CausalLM", {"attn_layers": ["lsh"], "use_cache": True}),
+        ("CausalLM", {"attn_layers": ["lsh"], "attend_across_buckets": True}),
+    ],
+)
+def test_a_reformer_reads_texts_of_any_length(tmp_path, tokenizer, head, changes):
+    """Of a part of a chunk, and of many chunks; padding has no answer of its own."""
+    folder = save(tmp_path / "run", f"HfTinyReformerFor{head}", tokenizer, {**REFORMER, **changes})
+    export.export(folder, tmp_path / "out")
+    model = export.predict.load(folder).model
+    for rows, tokens in ((1, 2), (3, 4), (2, 9), (5, 25)):
+        batch = export.random_inputs(model, rows, tokens)
+        with torch.no_grad():
+            expected = model(**batch).logits.numpy()
+        (found,) = export.session_outputs(tmp_path / "out" / "onnx" / "model.onnx", batch)
+        real = ... if head == "SequenceClassification" else batch["attention_mask"].bool().numpy()
+        np.testing.assert_allclose(found[real], expected[real], atol=1e-4)
+
+
+def test_few_texts_of_a_reformer_may_differ(tmp_path, tokenizer, monkeypatch, capsys):
+    """Rounding moves a token into another bucket now and then: said, and more than that is a mistake."""
+    model = models.HfTinyReformerForSequenceClassification(models.HfTinyReformerConfig(**REFORMER)).eval()
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **kwargs: None)
+    monkeypatch.setattr(export, "quantize", lambda path, small: None)
+
+    def outputs(path, batch):
+        with torch.no_grad():
+            found = model(**batch).logits.numpy()
+        found[:moved] += 0.01
+        return [found]
+
+    monkeypatch.setattr(export, "session_outputs", outputs)
+    moved = 1
+    assert export.write_onnx(model, tmp_path)[0] == 0
+    assert "In 1 of 16 random texts, rounding has moved a token" in capsys.readouterr().out
+    moved = 5
+    with pytest.raises(InputError, match=r"differs from PyTorch's by 0\.01"):
+        export.write_onnx(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,12 @@ def test_a_checkpoint_becomes_ours_and_a_native_one(sharing, tmp_path):
     for models, logits in zip((discriminators, generators), expected, strict=True):
         for model in models:
             torch.testing.assert_close(model.eval()(**batch).logits[0], logits, atol=1e-5, rtol=1e-5)
-    again = AutoTokenizer.from_pretrained(tmp_path / "native/discriminator")
-    assert again("영화가 재미있다.")["input_ids"] == tokenizer("영화가 재미있다.")["input_ids"]
+    convert.main([str(tmp_path / "native"), str(tmp_path / "back")])
+    back = HfTinyElectraForPreTraining.from_pretrained(tmp_path / "back").eval()
+    torch.testing.assert_close(back(**batch).logits[0], expected[0], atol=1e-5, rtol=1e-5)
+    for folder in ("native/discriminator", "native/generator", "back"):
+        again = AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert again("The cats sat.", "영화가 재미있다.")["input_ids"] == expected_ids
 
 
 def test_what_cannot_be_read(tmp_path):

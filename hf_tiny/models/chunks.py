@@ -72,12 +72,12 @@ class Visibility:
         """(batch * heads or 1, chunks, chunk, keys): what to add to scores, so that a pair counts in the first round in which
         it is within reach. alone: for a token itself."""
         own, chunk = self.chunks(index), self.order.shape[4]
-        keys = self.order[index].flatten(2).unfold(2, self.width * chunk, chunk)
+        keys = neighbours(self.order[index].flatten(2), chunk, self.width)
         bias = self.far(index, own, keys).clamp_(min=0).mul_(UNSEEN)
         for earlier in range(index):
             bias.add_(self.far(earlier, own, keys).neg_().add_(0.5).clamp_(min=0), alpha=UNSEEN)
         if alone is not None:
-            bias[..., chunk:].diagonal(dim1=-2, dim2=-1).fill_(alone)
+            bias.view(*bias.shape[:3], -1)[..., chunk :: keys.shape[-1] + 1] = alone  # diagonal(), in what ONNX has
         return bias[0] if bias.shape[:2] == (1, 1) else bias.expand(*heads, -1, -1, -1).flatten(0, 1)
 
     def put_back(self, grad: Tensor, index: int, inverse: Tensor) -> Tensor:
@@ -98,20 +98,35 @@ class Visibility:
 
 def sort_tokens(buckets: Tensor, real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """`order` and ranks (like `at`) of a `Visibility`: tokens (rounds, batch, heads or 1, length) by bucket, then by place."""
-    length, size = real.shape[-1], -(-real.shape[-1] // chunk) * chunk
+    length, size = real.shape[-1], (real.shape[-1] + chunk - 1) // chunk * chunk
     real = F.pad(real, (0, size - length))[:, None]  # (batch, 1, places)
     places = torch.arange(size, device=real.device)
     buckets = F.pad(buckets, (0, size - length)).masked_fill(~real, 2**31)
-    order = (buckets * size + places).sort(-1).values % size
+    order = (buckets * size + places).argsort(-1)
     ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
     ranks = torch.where(real, ranks, ranks - 4 * size)[..., :length]  # padding is far from all tokens
-    ranks = F.pad(ranks, (0, size + 1 - length), value=-8 * size)
-    return F.pad(order, (chunk, 0), value=size).unflatten(-1, (-1, chunk)), ranks.int()
+    ranks = padded(ranks, (0, size + 1 - length), -8 * size)
+    return padded(order, (chunk, 0), size).unflatten(-1, (-1, chunk)), ranks.int()
+
+
+def padded(x: Tensor, around: tuple[int, ...], size: int) -> Tensor:
+    """With a size of other tensors: as the value of F.pad, an ONNX file would fix it."""
+    return F.pad(x - size, around) + size
+
+
+def neighbours(x: Tensor, chunk: int, width: int) -> Tensor:
+    """Each `width` chunks of x (batch, heads, places, ...) together: (batch, heads, chunks + 1 - width, keys, ...)."""
+    if torch.compiler.is_exporting():  # ONNX has no such views
+        chunks = x.unflatten(2, (-1, chunk))
+        return torch.cat([chunks.narrow(2, i, chunks.shape[2] + 1 - width) for i in range(width)], dim=3)
+    return x.unfold(2, width * chunk, chunk).movedim(-1, 3)
 
 
 def rows_at(x: Tensor, *places: Tensor) -> Tensor:
     """x[places], with places in all dimensions but the last: without a copy of x, whatever the order of its dimensions."""
     size = x.shape[-1]
+    if torch.compiler.is_exporting():
+        return x[places]
     if x.stride(-1) != 1 or any(stride % size for stride in x.stride()[:-1]):  # as of a gradient that is one number
         x = x.contiguous()
     steps = [stride // size for stride in x.stride()[:-1]]
@@ -126,7 +141,7 @@ def windows(x: Tensor, order: Tensor, width: int = 1) -> Tensor:
     batch, heads = (torch.arange(count, device=x.device) for count in (x.shape[0], x.shape[2]))
     chunk, places = order.shape[3], order.flatten(2).clamp(max=x.shape[1] - 1)  # those outside of x are masked
     rows = rows_at(x, batch[:, None, None], places, heads[:, None])
-    return rows.unfold(2, width * chunk, chunk).mT.flatten(0, 1)
+    return neighbours(rows, chunk, width).flatten(0, 1)
 
 
 def unsort(x: Tensor, inverse: Tensor) -> Tensor:
@@ -141,7 +156,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, factor: Tens
 
     factor: of dropout, for each weight.
     """
-    if query.device.type == "cpu" and factor is None:
+    if query.device.type == "cpu" and factor is None and not torch.compiler.is_exporting():
         return FUSED(query, key, value, attn_mask=bias, scale=1.0)
     scores = (query @ key.mT).float() + bias
     total = scores.logsumexp(-1)
@@ -170,6 +185,11 @@ def attend_backward(
     return scores_grad @ key, scores_grad.mT @ query, value_grad
 
 
+def log_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Of exp(a) and exp(b). ONNX computes them as they stand, which gives 0 for a token that sees itself alone."""
+    return torch.stack((a, b)).logsumexp(0) if torch.compiler.is_exporting() else torch.logaddexp(a, b)
+
+
 class ChunkedAttention(torch.autograd.Function):
     """Softmax over all keys that a token sees in some round. A pair that meets in several rounds counts in the first, which
     is what the paper's division by the number of its meetings comes to. Tensors are (batch, length, heads, size)."""
@@ -192,7 +212,7 @@ class ChunkedAttention(torch.autograd.Function):
             if not index:
                 y, total = new, new_total
             else:  # one softmax over the keys of all rounds
-                both = torch.logaddexp(total, new_total)
+                both = log_of_sum(total, new_total)
                 y.mul_((total - both).exp_()).addcmul_(new, (new_total - both).exp_())
                 total = both
             ctx.rounds.append((itself, factor, inverse))
@@ -224,8 +244,9 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, seen: Visibilit
     alone: a token sees itself only where it sees nothing else.
     rate: of dropout.
     """
-    scores, heads = query.shape[0] * query.shape[2] * seen.width * seen.order.shape[4], query.shape[1]
-    step = max(1, AT_ONCE // scores) if query.device.type == "cpu" else heads
+    step = heads = query.shape[1]
+    if query.device.type == "cpu" and not torch.compiler.is_exporting():
+        step = max(1, AT_ONCE // (query.shape[0] * query.shape[2] * seen.width * seen.order.shape[4]))
     parts = zip(*(x.transpose(1, 2).split(step, dim=2) for x in (query, key, value)), strict=True)
     seen_parts = (seen.of_heads(slice(start, start + step)) for start in range(0, heads, step))
     y = [ChunkedAttention.apply(*part, one, alone, rate) for part, one in zip(parts, seen_parts, strict=True)]

@@ -20,7 +20,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .chunks import Visibility, chunked_attention, dense_attention, full_attention, sort_tokens
+from .chunks import Visibility, chunked_attention, dense_attention, full_attention, padded, sort_tokens
 from .heads import Count, EncoderConfig, EncoderHead, SequenceClassification, TokenClassification, predict_tokens
 from .layers import Dropout, FeedForward, embed, layer_norm, rotary_angles, rotate
 
@@ -189,7 +189,7 @@ class ReformerAttention(nn.Module):
         if shared.dense or lengths[0] < lengths[1]:
             seen = self.visibility(key, shared).dense(*lengths)
             y, weights = dense_attention(query, key, value, seen, self.alone, self.dropout)
-        elif lengths[1] <= self.chunk:
+        elif not torch.compiler.is_exporting() and lengths[1] <= self.chunk:
             y = full_attention(query, key, value, shared.real, bool(self.config.is_decoder), self.alone, rate)
         else:
             y = chunked_attention(query, key, value, self.visibility(key, shared), self.alone, rate)
@@ -204,12 +204,12 @@ class LocalAttention(ReformerAttention):
     alone = False
 
     def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
-        chunk, real = min(self.chunk, key.shape[2]), shared.real if shared.padded else shared.real[:1]
+        chunk, real = self.chunk, shared.real if shared.padded else shared.real[:1]
         order, ranks = sort_tokens(torch.zeros_like(real, dtype=torch.long)[None, :, None], real, chunk)
         first = (ranks // chunk - 1) * chunk
         if self.config.is_decoder:
             return Visibility(order, ranks, first, ranks)
-        order = F.pad(order, (0, 0, 0, 1), value=ranks.shape[-1] - 1)
+        order = padded(order, (0, 0, 0, 1), ranks.shape[-1] - 1)
         return Visibility(order, ranks, first, first + 3 * chunk - 1, width=3)
 
 
@@ -231,7 +231,7 @@ class LSHAttention(ReformerAttention):
 
     @torch.no_grad()
     def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
-        chunk = min(self.chunk, key.shape[2])
+        chunk = self.chunk
         chunks = (shared.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
         if self.layer_idx not in shared.buckets:
             shared.buckets[self.layer_idx] = self.buckets(key, chunks, shared).int()
@@ -251,10 +251,11 @@ class LSHAttention(ReformerAttention):
     def buckets(self, x: Tensor, chunks: Tensor, shared: SharedInputs) -> Tensor:
         """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""
         length, chunk = x.shape[2], self.chunk
-        rounds = shared.num_hashes if length > 2 * chunk else 1  # in two chunks, all is in reach
+        any_length = torch.compiler.is_exporting()  # buckets for up to 2 ** 12 chunks, of which short texts use some
+        rounds = shared.num_hashes if any_length or length > 2 * chunk else 1  # in two chunks, all is in reach
         if self.config.bucket_factors is None:  # the power of two at or below the number of chunks, or twice that
             less = 0 if self.across else 1
-            most = (-(-length // chunk)).bit_length()
+            most = 2 * FACTOR if any_length else (-(-length // chunk)).bit_length()
             powers = 2 ** torch.arange(most, device=x.device)
             bits, most = (chunks[..., None] >= powers).sum(-1) - less, most - less
             factors = [(2 ** (bits - done).clamp(0, FACTOR), 2**FACTOR) for done in range(0, most, FACTOR)]
@@ -318,7 +319,8 @@ class ReformerBlock(nn.Module):
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
         """The tokens of x (batch, length, size) in pieces for `feed`."""
-        return x.flatten(0, 1).split(self.chunk_size or x.shape[0] * x.shape[1])
+        flat = x.flatten(0, 1)
+        return (flat,) if torch.compiler.is_exporting() else flat.split(self.chunk_size or len(flat))
 
     def feed(self, x: Tensor) -> Tensor:
         return self.dropout(self.feed_forward(self.feed_forward_norm(x.to(self.feed_forward_norm.weight.dtype))))
@@ -479,7 +481,7 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         with_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with_weights = config.output_attentions if output_attentions is None else output_attentions
         use_cache = config.use_cache if use_cache is None else use_cache
-        if use_cache and past_key_values is None and config.is_decoder:
+        if use_cache and past_key_values is None and config.is_decoder and not torch.compiler.is_exporting():
             past_key_values = DynamicCache(config=config)
         x = embed(self.embeddings.word_embeddings, input_ids, inputs_embeds)
         batch, length, _ = x.shape
@@ -492,10 +494,9 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         angles = None
         if config.position_embedding_type == "rotary":
             angles = rotary_angles(position_ids, config.head_size, x.dtype)
-        # ONNX has no place for the attention of chunks.
-        dense = with_weights or config._attn_implementation == "eager" or torch.onnx.is_in_onnx_export()
-        padded = attention_mask is not None
-        shared = SharedInputs(real, angles, num_hashes or config.num_hashes, dense, padded, past_key_values)
+        dense = with_weights or config._attn_implementation == "eager"
+        masked = attention_mask is not None
+        shared = SharedInputs(real, angles, num_hashes or config.num_hashes, dense, masked, past_key_values)
         learning = (self.training or torch.is_grad_enabled()) and not torch.compiler.is_exporting()
         run = self.run_layers_uncompiled if learning else self.run_layers
         # What is computed backwards must not lose digits.

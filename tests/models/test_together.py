@@ -140,11 +140,9 @@ def test_device_maps(model, auto_class, tmp_path):
 
 @pytest.mark.parametrize("case", [one for one in FIRST if one.values[0][0][2] in ONNX], indirect=True)
 def test_onnx(model, tmp_path):
-    """For any number of rows, and of tokens; what it says is compared with another size than it was exported with. The
-    number of a Reformer's buckets follows the number of tokens, which is fixed."""
+    """For any number of rows, and of tokens; what it says is compared with another size than it was exported with."""
     batch, texts = inputs(type(model), model.config), {0: "rows", 1: "tokens"}
     if type(model) is HfTinyReformerForCausalLM:
-        texts = {0: "rows"}
         del batch["token_type_ids"]
     free = {name: texts for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
     free |= {name: {0: "rows"} for name in ("pixel_values", "ids_keep") if name in batch}
