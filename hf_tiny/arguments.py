@@ -126,7 +126,7 @@ def parse(
     given |= _parse_flags(recipe_class, [*as_flags(settings), *argv])
     asked = given.pop("help", None)
     if given.get("resume_from_checkpoint") and not asked:
-        given = {**_flags_of_run(recipe_class, given), **given}
+        given = {**_resumed(recipe_class, given), **given}
     size = given.get("size", _size(recipe_class))
     if recipe_class.SIZES and size not in recipe_class.SIZES:
         raise InputError(f"--size {size}: choose one of {', '.join(recipe_class.SIZES)}.")
@@ -147,25 +147,28 @@ def recipe_of_run(output_dir: str, resumed_from: str) -> Path:
     return (Path(output_dir) if resumed_from == "latest" else Path(resumed_from).parent) / "recipe.yaml"
 
 
-def _flags_of_run(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
+def _resumed(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
     """The flags of the run that is resumed, so that they need not be given again. Without a folder of its own, a run goes
     on in that of its checkpoint."""
     output_dir = given.get("output_dir", _flags(recipe_class)["output_dir"].default)
     path = recipe_of_run(output_dir, given["resume_from_checkpoint"])
     if not path.is_file():
         return {}
-    left_out = {*recipe_class.NOT_RESTORED}
-    if "num_train_epochs" in given:  # the new length, which --max_steps would win over
-        left_out.add("max_steps")
     try:
-        settings = {name: value for name, value in _read(path).items() if name not in left_out}
-        settings = {name: settings[name] for name in known(recipe_class) if name in settings}
-        flags = _parse_flags(recipe_class, as_flags(settings))
-    except (InputError, OSError) as error:
-        logger.warning(f"{path}: {error} Flags that are not given have their defaults.")
-        settings, flags = {}, {}
+        flags = flags_of_run(recipe_class, path)
+    except (InputError, OSError):  # which `check_resume` will say
+        flags = {}
+    if "num_train_epochs" in given:  # the new length, which --max_steps would win over
+        flags.pop("max_steps", None)
+    return {"output_dir": str(path.parent), **flags}
+
+
+def flags_of_run(recipe_class: type[Arguments], path: Path) -> dict[str, Any]:
+    """The flags of a run, by its recipe.yaml."""
+    found, left_out = _read(path), recipe_class.NOT_RESTORED
+    settings = {name: found[name] for name in known(recipe_class) if name in found and name not in left_out}
     unset = {name: None for name, value in settings.items() if value is None}
-    return {"output_dir": str(path.parent), **unset, **flags}
+    return {**unset, **_parse_flags(recipe_class, as_flags(settings))}
 
 
 def check(recipe: object) -> None:

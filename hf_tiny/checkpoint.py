@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .arguments import recipe_of_run
+from .arguments import Arguments, flags_of_run, recipe_of_run
 from .errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -321,7 +321,7 @@ def usable(name: str) -> str:
     return str(found)
 
 
-def check_resume(output_dir: Path, wanted: str | None) -> None:
+def check_resume(output_dir: Path, wanted: str | None, recipe_class: type[Arguments]) -> None:
     """Before anything is prepared: whether there is what --resume_from_checkpoint names; what else the run goes on with."""
     if wanted is None:
         return
@@ -333,7 +333,11 @@ def check_resume(output_dir: Path, wanted: str | None) -> None:
             logger.warning(f"{output_dir} holds no checkpoint, {output_dir.with_name(close[0])} does: is that meant?")
     recipe = recipe_of_run(str(output_dir), wanted)
     if recipe.is_file():
-        logger.info(f"Flags that are not given are those of {recipe}.")
+        try:
+            flags_of_run(recipe_class, recipe)
+            logger.info(f"Flags that are not given are those of {recipe}.")
+        except (InputError, OSError) as error:
+            logger.warning(f"{recipe}: {error} Flags that are not given have their defaults.")
 
 
 def _named(wanted: str) -> Path:

@@ -108,7 +108,7 @@ def start(config: TrainConfig) -> None:
         )
     set_seed(config.seed)
     on_main(lambda: checkpoint.check_folder(Path(config.output_dir), config.resume_from_checkpoint is not None))
-    on_main(lambda: checkpoint.check_resume(Path(config.output_dir), config.resume_from_checkpoint))
+    on_main(lambda: checkpoint.check_resume(Path(config.output_dir), config.resume_from_checkpoint, type(config)))
 
 
 # Training

@@ -154,6 +154,7 @@ def test_a_damaged_recipe_file_is_named_and_not_needed(whole, tmp_path, content)
     (run / "recipe.yaml").write_text(content)
     ended = toy(run, resume_from_checkpoint="latest")
     assert ended.code == 0 and f"{run / 'recipe.yaml'}: " in ended.err, ended.err
+    assert ended.err.count("Flags that are not given") == 1
     assert "Flags that are not given have their defaults." in ended.err
     assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
 

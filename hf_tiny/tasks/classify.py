@@ -20,6 +20,7 @@ from hf_tiny.baselines import fit_texts, sample
 from hf_tiny.data import builtin, sources
 from hf_tiny.data.batches import Batch
 from hf_tiny.data.encoding import Decoding
+from hf_tiny.data.splits import NoLabel
 from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Results, array, divides_by_count, mean_loss
@@ -112,7 +113,7 @@ def label_name(value, place: str, column: str | None) -> str:
     name = "" if value is None else str(value).strip()
     if not name or name.lower() == "nan":
         where = "the first word" if column is None else f"column {column!r}"
-        raise InputError(f"{place}: the label, {where}, is {name or 'empty'}. Give one, or drop the row.")
+        raise NoLabel(place, f"the label, {where}, is {name or 'empty'}")
     if isinstance(value, dict | list):
         raise InputError(f"{place}: {column!r} holds {value!r}. A label is a text or a number, or a list of these.")
     return name
