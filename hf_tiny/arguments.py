@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, PreTrainedConfig
 
 from .errors import InputError
-from .flags import hint, unknown
+from .flags import hint, recipe_names, unknown
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ CONFIG_BOUNDS = {  # of the fields of a model's configuration; all other numbers
     "discriminator_weight": {"low": 0},
     "num_register_tokens": {"low": 0},
 }
+NUMBERS = {"int": "whole number", "float": "number"}
 HIGHEST_SEED = 2**32 - 1  # numpy takes no higher one
 HELP_LINES = 100  # `--help` shows as many flags of each group as fit; `--help all` shows all
 LOADED = {
@@ -154,6 +156,7 @@ def _resumed(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, 
     path = recipe_of_run(output_dir, given["resume_from_checkpoint"])
     if not path.is_file():
         return {}
+    _refuse_other_recipe(path)
     try:
         flags = flags_of_run(recipe_class, path)
     except (InputError, OSError):  # which `check_resume` will say
@@ -161,6 +164,17 @@ def _resumed(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, 
     if "num_train_epochs" in given:  # the new length, which --max_steps would win over
         flags.pop("max_steps", None)
     return {"output_dir": str(path.parent), **flags}
+
+
+def _refuse_other_recipe(path: Path) -> None:
+    """A recipe.yaml begins with the command of its run, as a comment."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        made_by = re.search("|".join(recipe_names()), file.readline().replace("-", "_"))
+        if made_by and Path(sys.argv[0]).stem in {*recipe_names()} - {made_by[0]}:
+            verb = made_by[0].replace("_", "-")
+            raise InputError(
+                f"{path.parent} is a run of {verb}. Go on with it by `hf-tiny {verb}`, or choose another --output_dir."
+            )
 
 
 def flags_of_run(recipe_class: type[Arguments], path: Path) -> dict[str, Any]:
@@ -257,6 +271,10 @@ def _preset(sizes: dict[str, dict], size: str | None) -> dict:
 class _Parser(HfArgumentParser):
     def error(self, message: str):
         message = re.sub(r"^argument (--\S+?)(/--\S+)?:", r"\1:", message)  # `--a_b/--a-b`
+        message = re.sub(r"invalid (int|float) value: (.*)", lambda m: f"{m[2]} is no {NUMBERS[m[1]]}", message)
+        message = re.sub(
+            r"Truthy value expected: got (.*) but expected one of .*", r"\1 is neither True nor False", message
+        )
         raise InputError(f"{message}. `--help all` lists every flag.")
 
 

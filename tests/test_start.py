@@ -257,6 +257,9 @@ def test_what_may_be_a_repository_is_asked_for(tmp_path, monkeypatch):
             start.check(FinetuneConfig(model_name_or_path=name))
         assert f"--model_name_or_path {name}: no model could be found there: not on the Hub" in str(refusal.value)
     assert str(refusal.value).endswith("Did you mean electro?")
+    with pytest.raises(InputError) as refusal:
+        start.check(FinetuneConfig(model_name_or_path="electro"))
+    assert "Did you mean" not in str(refusal.value)
 
 
 def test_code_of_others_runs_on_request_only(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ import pyarrow.parquet
 from datasets.exceptions import DatasetGenerationError
 
 from hf_tiny.data.encoding import UTF8, Decoding, Recoded, is_gzip, open_bytes
-from hf_tiny.errors import InputError
+from hf_tiny.errors import InputError, similar
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,9 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
         matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
         matches = [match for match in matches if os.path.exists(match)]  # not a link to what is gone
         if not matches:
-            raise InputError(f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.")
+            raise InputError(
+                f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.{similar(pattern)}"
+            )
         for path in map(Path, matches):
             inside = sorted(str(file) for file in path.rglob("*") if kind(file) in supported and file.is_file())
             others = {kind(file) for file in path.rglob("*")} if path.is_dir() else {kind(path)}
@@ -223,12 +225,22 @@ def _csv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
     delimiter = next((sign for sign in DELIMITERS if sign in first), ",")
     if named := re.fullmatch(r'"?sep=(.)"?[,;\s]*', first):  # of Excel: above the header
         delimiter, first = named[1], "\n"
-    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+    reader, read = csv.reader(chain([first], lines), delimiter=delimiter, strict=True), 0
+
+    def table() -> Iterator[tuple[str, list[str]]]:
+        nonlocal read
+        for row in reader:
+            read = reader.line_num
+            if any(row) or len(row) == 1:
+                yield f"{part.path}:{read}", row
+
     try:
-        table = ((f"{part.path}:{reader.line_num}", row) for row in reader)
-        yield from _with_header((place, row) for place, row in table if any(row) or len(row) == 1)
+        yield from _with_header(table())
     except csv.Error as error:
-        raise InputError(f"{part.path}:{reader.line_num}: not a table: {error}.") from None
+        raise InputError(
+            f"{part.path}:{read + 1}: not a table: in the row that begins here, a quotation mark does not enclose a whole cell "
+            f"({error}). Close it; inside of a cell, write it twice."
+        ) from None
 
 
 def _tsv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
@@ -238,14 +250,20 @@ def _tsv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
 
 
 def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
+    """Excel leaves empty columns behind the last one: they have no name."""
     start, header = next(table, ("", []))
+    width = len(header)
+    while len(header) > 1 and not header[-1].strip():
+        header = header[:-1]
     _refuse_twice(header, start)
     for place, row in table:
-        if len(row) != len(header):
+        unnamed = len(row) == width and not any(row[len(header) :])
+        if len(row) != len(header) and not unnamed:
             raise InputError(
                 f"{place}: this row has {len(row)} columns, and the first line names {len(header)}: {', '.join(header)}."
+                + " If a title stands above the names of the columns, delete it." * (len(header) < width)
             )
-        yield place, dict(zip(header, row, strict=True))
+        yield place, dict(zip(header, row, strict=False))
 
 
 def _refuse_twice(columns: list[str], place: Place | str) -> None:
@@ -373,10 +391,10 @@ READERS = {**TABLES, HUB: _hub_rows}
 def cell(row: dict, column: str, place: Place | str, flag_name: str):
     """What a column of a row holds; `flag_name` is the flag that names the column."""
     if column not in row:
-        similar = [name for name in row if name.strip().casefold() == column.strip().casefold()]
+        alike = [name for name in row if name.strip().casefold() == column.strip().casefold()]
         header = kind(str(place).rpartition(":")[0]) in (".csv", ".tsv")
-        advice = f"Give {flag_name} {shlex.quote(similar[0])}." if similar else f"Name the right one with {flag_name}."
-        advice += " They are the first line of the file, which must name the columns." * (header and not similar)
+        advice = f"Give {flag_name} {shlex.quote(alike[0])}." if alike else f"Name the right one with {flag_name}."
+        advice += " The first line of the file must name the columns." * (header and not alike)
         raise InputError(f"{place}: there is no column {column!r}, only {', '.join(map(repr, row))}. {advice}")
     return row[column]
 

@@ -139,10 +139,11 @@ class NoLabel(InputError):
 
 def each_labelled(make: Callable[[str, dict], Item], rows: Iterable[tuple[str, dict]]) -> Iterator[Item]:
     """What is made of the place and the columns of each row. Those that lack a label are named together."""
-    missing, count = [], 0
-    for count, row in enumerate(rows, 1):
+    missing, labelled = [], 0
+    for row in rows:
         try:
             yield make(*row)
+            labelled += 1
         except NoLabel as error:
             missing.append(error)
     if len(missing) == 1:
@@ -151,8 +152,8 @@ def each_labelled(make: Callable[[str, dict], Item], rows: Iterable[tuple[str, d
         first, *others = missing
         some = ", ".join(error.place for error in others[:NAMED]) + (" and others" if others[NAMED:] else "")
         raise InputError(
-            f"{first.place}: {first.problem}. {len(missing):,} of {count:,} rows lack a label, also {some}. Give them, or drop "
-            "these rows."
+            f"{first.place}: {first.problem}. {len(missing):,} of {len(missing) + labelled:,} rows lack a label, also {some}. "
+            "Give them, or drop these rows."
         )
 
 

@@ -28,6 +28,7 @@ from hf_tiny.metrics import Metric, macro_f1, majority, share
 from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
 LINES = ".txt"  # "label text" lines
+SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NULL!", "#NUM!")  # Excel saves them as text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +109,10 @@ def _several(value, place: str, arguments: ClassifyArguments) -> tuple[str, ...]
 
 
 def label_name(value, place: str, column: str | None) -> str:
-    """A label as text. NaN is no label, whether it is a number or what a table says where there is none. column: None where
-    it is the first word of a line."""
+    """A label as text. NaN is no label, whether it is a number or what a table says where there is none; nor is an error of a
+    spreadsheet. column: None where it is the first word of a line."""
     name = "" if value is None else str(value).strip()
-    if not name or name.lower() == "nan":
+    if not name or name.lower() == "nan" or name.upper() in SHEET_ERRORS:
         where = "the first word" if column is None else f"column {column!r}"
         raise NoLabel(place, f"the label, {where}, is {name or 'empty'}")
     if isinstance(value, dict | list):
