@@ -300,7 +300,9 @@ def start_words(recipe, model: PreTrainedModel, counts: Callable) -> bool:
         found = counts()
         tokens, size = statistics.num_tokens(found), found.shape[0]
         if tokens < statistics.LEAST_TOKENS * size:
-            logger.warning(f"{tokens:,} tokens of text say too little of the {size:,} in the vocabulary: the embeddings start at random.")
+            logger.warning(
+                f"{tokens:,} tokens of text say too little of the {size:,} in the vocabulary: the embeddings start at random."
+            )
             return None
         return statistics.token_vectors(found, table.embedding_dim)
 
