@@ -216,7 +216,9 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     if use:
         code = use[1].replace("PATH_OR_ID", str(output_dir)).splitlines()
         print("  use it:  " + "\n           ".join(part for part in code if part))
-    print(f"  push it: {push_command(output_dir, f'you/{output_dir.resolve().name}')}")
+    # A name that the Hub takes.
+    name = re.sub(r"[^\w.-]+", "-", output_dir.resolve().name, flags=re.ASCII).strip("-.") or "model"
+    print(f"  push it: {push_command(output_dir, f'you/{name}')}")
 
 
 def push_command(folder: Path, repo: str, *options: str) -> str:

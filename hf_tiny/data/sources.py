@@ -81,8 +81,8 @@ Rows = Iterator[tuple[Place | str, dict]]
 
 
 def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffix: bool = False) -> list[str]:
-    """The files of files, folders and globs. Of a folder only those with a supported suffix; with `any_suffix` a file
-    that is named itself may have another."""
+    """The files of files, folders and globs. Of a folder only those with a supported suffix, and none that is hidden; with
+    `any_suffix` a file that is named itself may have another."""
     found = []
     for pattern in map(os.path.expanduser, patterns):
         matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
@@ -92,8 +92,9 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
                 f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.{similar(pattern)}"
             )
         for path in map(Path, matches):
-            inside = sorted(str(file) for file in path.rglob("*") if kind(file) in supported and file.is_file())
-            others = {kind(file) for file in path.rglob("*")} if path.is_dir() else {kind(path)}
+            files = [file for file in path.rglob("*") if not is_hidden(file.relative_to(path))]
+            inside = sorted(str(file) for file in files if kind(file) in supported and file.is_file())
+            others = {kind(file) for file in files} if path.is_dir() else {kind(path)}
             advice = "".join(f" {SAVED[other]}" for other in sorted(others & SAVED.keys()))
             if path.is_dir() and not inside:
                 raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(supported)}.{advice}")
@@ -105,6 +106,11 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
                 logger.warning(f"{flag} {path}: files that end in {left_out} are left out.{advice}")
             found += inside or [str(path)]
     return list(dict.fromkeys(map(os.path.realpath, found)))
+
+
+def is_hidden(path: Path) -> bool:
+    """As `.ipynb_checkpoints/a.txt`, or `._a.png` in an archive of a Mac: a copy, or no text and no image at all."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def kind(path: str | Path) -> str:
@@ -238,8 +244,8 @@ def _csv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
         yield from _with_header(table())
     except csv.Error as error:
         raise InputError(
-            f"{part.path}:{read + 1}: not a table: in the row that begins here, a quotation mark does not enclose a whole cell "
-            f"({error}). Close it; inside of a cell, write it twice."
+            f"{part.path}:{read + 1}: not a table: {error}, in the row that begins here. Is a quotation mark not closed? Inside of "
+            "a cell it is written twice."
         ) from None
 
 

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +190,16 @@ def test_documents_that_a_folder_holds_beside_texts_are_named(write, caplog):
     assert f"--train_file {folder}: files that end in .hwp are left out. Save the text" in caplog.text
 
 
+def test_hidden_files_of_a_folder_are_no_data(write):
+    """Jupyter keeps copies, a Mac's archives have a `._` file beside each; all of them were read."""
+    folder = Path(write("texts/a.txt", "one\n")).parent
+    for name in (".a.txt", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt"):
+        write(f"texts/{name}", "one\n")
+    assert sources.expand([str(folder)], "--train_file", (".txt",)) == [os.path.realpath(folder / "a.txt")]
+    named = str(folder / ".a.txt")  # asked for
+    assert sources.expand([named], "--train_file", (".txt",)) == [os.path.realpath(named)]
+
+
 def test_a_mistyped_file_is_answered_with_the_nearest_name(write, monkeypatch):
     folder = Path(write("내글/감상.txt", "one\n")).parent.parent
     for name, meant in (
@@ -223,7 +234,11 @@ BAD = {
     ),
     "column without a name": ("a.csv", "id,text,\n1,x,\n2,y,z\n", "a.csv:3: this row has 3 columns"),
     "short row": ("a.tsv", "id\ttext\n1\n", "a.tsv:2: this row has 1 columns"),
-    "quotes": ("a.csv", 'text\nb\n"a\nc\nd\n', "a.csv:3: not a table: in the row that begins here, a quotation mark"),
+    "quotes": (
+        "a.csv",
+        'text\nb\n"a\nc\nd\n',
+        "a.csv:3: not a table: unexpected end of data, in the row that begins here. Is a quotation mark",
+    ),
     "not json": ("a.jsonl", ROWS + "{bad\n", "a.jsonl:201: not JSON"),
     "not a json list": ("a.json", '[{"text": "one"},\n{bad}]', "a.json:1: not JSON: .* line 2 column 2"),
     "not an object": ("a.jsonl", '{"text": "one"}\n3\n', "a.jsonl:2: not a JSON object"),
