@@ -43,6 +43,7 @@ SAVED = {  # files of other programs, and how to make of them what is read here
 DELIMITERS = ",;\t|"  # of .csv files: the first that the header has
 SMALL_BYTES = 1 << 26  # A file that is larger is not read as a whole for a message.
 LONGEST_LINE = 1 << 26  # bytes of a row, or of a line that must stay whole
+LONGEST_NAME = 40  # of a column, in a message: without a header it is a text
 PIECE_BYTES = 1 << 16  # Longer lines of a text file may be read in pieces.
 
 
@@ -401,7 +402,8 @@ def cell(row: dict, column: str, place: Place | str, flag_name: str):
         header = kind(str(place).rpartition(":")[0]) in (".csv", ".tsv")
         advice = f"Give {flag_name} {shlex.quote(alike[0])}." if alike else f"Name the right one with {flag_name}."
         advice += " The first line of the file must name the columns." * (header and not alike)
-        raise InputError(f"{place}: there is no column {column!r}, only {', '.join(map(repr, row))}. {advice}")
+        names = ", ".join(repr(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…") for name in row)
+        raise InputError(f"{place}: there is no column {column!r}, only {names}. {advice}")
     return row[column]
 
 

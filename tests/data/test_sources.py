@@ -255,6 +255,7 @@ BAD = {
         "good,1\nbad,0\n",
         "a.csv:2: .*only 'good', '1'.*The first line of the file must name",
     ),
+    "a text for a header": ("a.tsv", f"{'long ' * 99}\tb\nx\ty\n", r"only '(long ){7}long…', 'b'\. Name the right one"),
     "column twice": ("a.csv", "text,text\na,b\n", "a.csv:1: the column 'text' is there twice"),
     "column twice in tsv": ("a.tsv", "text\tid\tid\na\tb\tc\n", "a.tsv:1: the column 'id' is there twice"),
     "column twice in parquet": (
