@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, PreTrainedConfig
 
 from .errors import InputError
-from .flags import hint, unknown
+from .flags import hint, recipe_names, unknown
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ CONFIG_BOUNDS = {  # of the fields of a model's configuration; all other numbers
     "discriminator_weight": {"low": 0},
     "num_register_tokens": {"low": 0},
 }
+NUMBERS = {"int": "whole number", "float": "number"}
 HIGHEST_SEED = 2**32 - 1  # numpy takes no higher one
 HELP_LINES = 100  # `--help` shows as many flags of each group as fit; `--help all` shows all
 LOADED = {
@@ -126,7 +128,7 @@ def parse(
     given |= _parse_flags(recipe_class, [*as_flags(settings), *argv])
     asked = given.pop("help", None)
     if given.get("resume_from_checkpoint") and not asked:
-        given = {**_flags_of_run(recipe_class, given), **given}
+        given = {**_resumed(recipe_class, given), **given}
     size = given.get("size", _size(recipe_class))
     if recipe_class.SIZES and size not in recipe_class.SIZES:
         raise InputError(f"--size {size}: choose one of {', '.join(recipe_class.SIZES)}.")
@@ -147,25 +149,40 @@ def recipe_of_run(output_dir: str, resumed_from: str) -> Path:
     return (Path(output_dir) if resumed_from == "latest" else Path(resumed_from).parent) / "recipe.yaml"
 
 
-def _flags_of_run(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
+def _resumed(recipe_class: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
     """The flags of the run that is resumed, so that they need not be given again. Without a folder of its own, a run goes
     on in that of its checkpoint."""
     output_dir = given.get("output_dir", _flags(recipe_class)["output_dir"].default)
     path = recipe_of_run(output_dir, given["resume_from_checkpoint"])
     if not path.is_file():
         return {}
-    left_out = {*recipe_class.NOT_RESTORED}
-    if "num_train_epochs" in given:  # the new length, which --max_steps would win over
-        left_out.add("max_steps")
+    _refuse_other_recipe(path)
     try:
-        settings = {name: value for name, value in _read(path).items() if name not in left_out}
-        settings = {name: settings[name] for name in known(recipe_class) if name in settings}
-        flags = _parse_flags(recipe_class, as_flags(settings))
-    except (InputError, OSError) as error:
-        logger.warning(f"{path}: {error} Flags that are not given have their defaults.")
-        settings, flags = {}, {}
+        flags = flags_of_run(recipe_class, path)
+    except (InputError, OSError):  # which `check_resume` will say
+        flags = {}
+    if "num_train_epochs" in given:  # the new length, which --max_steps would win over
+        flags.pop("max_steps", None)
+    return {"output_dir": str(path.parent), **flags}
+
+
+def _refuse_other_recipe(path: Path) -> None:
+    """A recipe.yaml begins with the command of its run, as a comment."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        made_by = re.search("|".join(recipe_names()), file.readline().replace("-", "_"))
+        if made_by and Path(sys.argv[0]).stem in {*recipe_names()} - {made_by[0]}:
+            verb = made_by[0].replace("_", "-")
+            raise InputError(
+                f"{path.parent} is a run of {verb}. Go on with it by `hf-tiny {verb}`, or choose another --output_dir."
+            )
+
+
+def flags_of_run(recipe_class: type[Arguments], path: Path) -> dict[str, Any]:
+    """The flags of a run, by its recipe.yaml."""
+    found, left_out = _read(path), recipe_class.NOT_RESTORED
+    settings = {name: found[name] for name in known(recipe_class) if name in found and name not in left_out}
     unset = {name: None for name, value in settings.items() if value is None}
-    return {"output_dir": str(path.parent), **unset, **flags}
+    return {**unset, **_parse_flags(recipe_class, as_flags(settings))}
 
 
 def check(recipe: object) -> None:
@@ -254,6 +271,10 @@ def _preset(sizes: dict[str, dict], size: str | None) -> dict:
 class _Parser(HfArgumentParser):
     def error(self, message: str):
         message = re.sub(r"^argument (--\S+?)(/--\S+)?:", r"\1:", message)  # `--a_b/--a-b`
+        message = re.sub(r"invalid (int|float) value: (.*)", lambda m: f"{m[2]} is no {NUMBERS[m[1]]}", message)
+        message = re.sub(
+            r"Truthy value expected: got (.*) but expected one of .*", r"\1 is neither True nor False", message
+        )
         raise InputError(f"{message}. `--help all` lists every flag.")
 
 

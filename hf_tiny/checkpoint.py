@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .arguments import recipe_of_run
+from .arguments import flags_of_run, parse, recipe_of_run
 from .data.cache import sync
 from .errors import InputError
 
@@ -322,8 +323,9 @@ def usable(name: str) -> str:
     return str(found)
 
 
-def check_resume(output_dir: Path, wanted: str | None) -> None:
+def check_resume(config: Any) -> None:
     """Before anything is prepared: whether there is what --resume_from_checkpoint names; what else the run goes on with."""
+    output_dir, wanted = Path(config.output_dir), config.resume_from_checkpoint
     if wanted is None:
         return
     if wanted != "latest":
@@ -331,10 +333,18 @@ def check_resume(output_dir: Path, wanted: str | None) -> None:
     elif not checkpoints(output_dir):
         others = [path.parent.name for path in output_dir.parent.glob("*/checkpoint-*")]
         if close := difflib.get_close_matches(output_dir.name, others, n=1):
-            logger.warning(f"{output_dir} holds no checkpoint, {output_dir.with_name(close[0])} does: is that meant?")
+            text = f"{output_dir} holds no checkpoint, {output_dir.with_name(close[0])} does: is that meant?"
+            alone = {"output_dir": config.output_dir, "resume_from_checkpoint": wanted}
+            if config == parse(type(config), settings=alone):  # not the built-in data, surely
+                raise InputError(f"{text} No other flag says what to train.")
+            logger.warning(text)
     recipe = recipe_of_run(str(output_dir), wanted)
     if recipe.is_file():
-        logger.info(f"Flags that are not given are those of {recipe}.")
+        try:
+            flags_of_run(type(config), recipe)
+            logger.info(f"Flags that are not given are those of {recipe}.")
+        except (InputError, OSError) as error:
+            logger.warning(f"{recipe}: {error} Flags that are not given have their defaults.")
 
 
 def _named(wanted: str) -> Path:

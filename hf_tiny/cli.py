@@ -41,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return print_help()
     with exit_codes():
         if not verb:
-            hints = [hint(word, verbs) for word in argv if not word.startswith("-")]
+            words = [word for word in argv if not word.startswith("-")]
+            hints = [hint(word, verbs) for word in words]
             close = next((found for found in hints if len(found) > 1), ".")
+            if several := [verb for verb in verbs if verb.startswith(tuple(f"{word}-" for word in words))]:
+                close = f". Which one: {', '.join(several)}?"
             raise InputError(f"no verb in `{' '.join(argv)}`{close} `hf-tiny --help` lists the verbs.")
         if verb[0] in COMMANDS:
             sys.exit(run_command(verb[0], flags))

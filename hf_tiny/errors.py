@@ -1,9 +1,11 @@
 """Mistakes that a person can mend, and how a command ends after one."""
 
+import difflib
 import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
 from .signals import StopHandler, Stopped, let_the_first_speak
@@ -19,6 +21,15 @@ STOPPED_OUTSIDE = "Stopped outside the training loop: there was nothing to save.
 
 class InputError(ValueError):
     """What was wrong, where, and what to do. Recipes print it without a traceback and exit with 2."""
+
+
+def similar(name: str, folders: bool = False) -> str:
+    """The question whether a file or a folder of about this name was meant, if there is one."""
+    name = name.rstrip("/")
+    wanted, above = Path(name).name, Path(name).expanduser().parent
+    names = [one.name for one in above.iterdir() if one.is_dir() or not folders] if above.is_dir() else []
+    close = [] if wanted in names else difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    return f" Did you mean {name.removesuffix(wanted)}{close[0]}?" if close else ""
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -90,7 +90,7 @@ def hint(name: str, known: Collection[str], prefix: str = "") -> str:
     short = [flag for flag in known if "".join(word[0] for word in flag.split("_") if word) == name]  # lr
     longer = [flag for flag in known if f"_{name}" in f"_{flag}"]
     longer.sort(key=lambda flag: (not flag.startswith(name), "eval" in flag, len(flag)))
-    close = short or longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = short or longer or difflib.get_close_matches(name, known, n=1)
     return f". Did you mean {prefix}{close[0]}?" if close else "."
 
 

@@ -265,6 +265,7 @@ def labelled_items(task: Task, files: Sequence[str]) -> list:
 
 def baseline_figures(task: Task, items: list) -> dict[str, Any]:
     """What the run's baseline scores on the items; nothing where the data that it learns from is gone."""
+    logger.info("The data of the run is read again, for a baseline to learn from.")
     try:
         splits = {"train": task.splits()["train"], "eval": items}
     except InputError as error:
@@ -282,6 +283,7 @@ def evaluate(argv: Sequence[str]) -> None:
         raise InputError(f"There is nothing to evaluate on. Usage: {USAGE['evaluate']}")
     folder, items = free_folder(task, "eval_predictions.*", "all_results.json"), labelled_items(task, files)
     evaluation = task.evaluation_of(items, "eval", labelled=True)
+    items = list(evaluation.items)  # of images those that can be read
     figures = evaluation(task.model, Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision="no"))
     results: dict[str, Any] = {f"eval_{name}": value for name, value in figures.items()}
     results |= {"eval_samples": len(items), **baseline_figures(task, items)}

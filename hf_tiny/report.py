@@ -177,7 +177,7 @@ def fonts_for(text: str) -> list[str] | None:
 
 def compare(results: dict) -> str:
     """In words, how a model stands beside its baseline; nothing where there is none."""
-    name, worse = results.get("baseline_name"), []
+    name, worse, level, better = results.get("baseline_name"), [], [], []
     if name is None:
         return ""
     for key, other in results.items():
@@ -185,10 +185,17 @@ def compare(results: dict) -> str:
         own = results.get(figure if figure.startswith("test_") else f"eval_{figure}")
         if figure != key and own is not None:
             sign = -1 if figure.endswith(LOWER_IS_BETTER) else 1
-            if not sign * own > sign * other:
-                worse.append(f"{figure} {number(own)} against {number(other)}")
+            if number(own) == number(other) != "nan":  # as far as people are shown
+                level.append(f"{figure} {number(own)}")
+            else:
+                fate = better if sign * own > sign * other else worse
+                fate.append(f"{figure} {number(own)} against {number(other)}")
     if worse:
-        return f"The model does not beat its baseline ({name}): {', '.join(worse)}."
+        same = f" It is level in {', '.join(level)}." if level else ""
+        return f"The model does not beat its baseline ({name}): {', '.join(worse)}.{same}"
+    if level:
+        ahead = f" It is ahead in {', '.join(better)}." if better else ""
+        return f"The model is level with its baseline ({name}): {', '.join(level)}.{ahead}"
     return f"The model beats its baseline ({name}) in every figure."
 
 
@@ -209,7 +216,9 @@ def print_summary(output_dir: Path, results: dict[str, float]) -> None:
     if use:
         code = use[1].replace("PATH_OR_ID", str(output_dir)).splitlines()
         print("  use it:  " + "\n           ".join(part for part in code if part))
-    print(f"  push it: {push_command(output_dir, f'you/{output_dir.resolve().name}')}")
+    # A name that the Hub takes.
+    name = re.sub(r"[^\w.-]+", "-", output_dir.resolve().name, flags=re.ASCII).strip("-.") or "model"
+    print(f"  push it: {push_command(output_dir, f'you/{name}')}")
 
 
 def push_command(folder: Path, repo: str, *options: str) -> str:

@@ -31,11 +31,11 @@ from .arguments import flag
 from .callbacks import L2SP, Callback, MergeLora
 from .data import sources, statistics
 from .data.corpus import SUPPORTED, Corpus, CorpusArguments
-from .errors import InputError, require
+from .errors import InputError, require, similar
 from .models import HfTinyReformerConfig
 from .optim import depths, layer_groups
 from .processes import on_main
-from .tokenizer import NEEDED_TOKENS, SEQ2SEQ_NEEDED_TOKENS, check_place, load_existing, load_tokenizer, similar_folder
+from .tokenizer import NEEDED_TOKENS, SEQ2SEQ_NEEDED_TOKENS, check_place, load_existing, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def load_config(option: str, name: str, *, trust_remote_code: bool = False, **ch
         reason = str(error)
         if "trust_remote_code" in reason:
             reason = "it comes with code of its own. Read that, then give --trust_remote_code to run it."
-        raise InputError(f"{place}: no model could be found there: {reason}{similar_folder(name)}") from error
+        raise InputError(f"{place}: no model could be found there: {reason}{similar(name, folders=True)}") from error
 
 
 def read_config(option: str, name: str, kind: Kind, *, trust_remote_code: bool = False, **changes) -> PreTrainedConfig:
@@ -300,7 +300,9 @@ def start_words(recipe, model: PreTrainedModel, counts: Callable) -> bool:
         found = counts()
         tokens, size = statistics.num_tokens(found), found.shape[0]
         if tokens < statistics.LEAST_TOKENS * size:
-            logger.warning(f"{tokens:,} tokens of text say too little of {size:,}: the embeddings start at random.")
+            logger.warning(
+                f"{tokens:,} tokens of text say too little of the {size:,} in the vocabulary: the embeddings start at random."
+            )
             return None
         return statistics.token_vectors(found, table.embedding_dim)
 

@@ -1,6 +1,5 @@
 """Train a WordPiece or BPE tokenizer on a corpus, take bytes as tokens, or load one that exists."""
 
-import difflib
 import hashlib
 import json
 import logging
@@ -21,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_tiny.arguments import flag
 from hf_tiny.data import cache
-from hf_tiny.errors import InputError
+from hf_tiny.errors import InputError, similar
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,14 @@ SEQ2SEQ_TOKENS = {
 SEQ2SEQ_NEEDED_TOKENS = ("pad_token", "eos_token")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # of characters that are not in the vocabulary
 SPACE = "▁"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
 UNICODE_FORMS = {"NFC": normalizers.NFC, "NFKC": normalizers.NFKC}
 
 
@@ -276,15 +283,7 @@ def check_place(option: str, name: str) -> None:
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or path.parent.is_dir()
     if path.exists() or not ("/" in name and looks_local):
         return
-    raise InputError(f"{option} {name}: there is no such folder.{similar_folder(name)}".lstrip())
-
-
-def similar_folder(name: str) -> str:
-    """The question whether a folder of about this name was meant, if there is one."""
-    folder = Path(name).expanduser().parent
-    names = [one.name for one in folder.iterdir() if one.is_dir()] if folder.is_dir() else []
-    close = difflib.get_close_matches(Path(name).name, names, n=1)
-    return f" Did you mean {name.removesuffix(Path(name).name)}{close[0]}?" if close else ""
+    raise InputError(f"{option} {name}: there is no such folder.{similar(name, folders=True)}".lstrip())
 
 
 def load_existing(
@@ -294,7 +293,10 @@ def load_existing(
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise InputError(f"{option} {name}: no tokenizer could be loaded from there: {error}") from error
+        reason = str(error)
+        if Path(name).is_dir() and not any(Path(name, file).exists() for file in TOKENIZER_FILES):
+            reason = f"the folder has none of {', '.join(TOKENIZER_FILES)}. Save the tokenizer in it, too."
+        raise InputError(f"{option} {name}: no tokenizer could be loaded from there: {reason}") from error
     if not tokenizer.is_fast:
         raise InputError(f"{option} {name}: it has no tokenizer.json; only fast tokenizers can be used.")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # made by transformers of a folder without one

@@ -108,7 +108,7 @@ def start(config: TrainConfig) -> None:
         )
     set_seed(config.seed)
     on_main(lambda: checkpoint.check_folder(Path(config.output_dir), config.resume_from_checkpoint is not None))
-    on_main(lambda: checkpoint.check_resume(Path(config.output_dir), config.resume_from_checkpoint))
+    on_main(lambda: checkpoint.check_resume(config))
 
 
 # Training
@@ -243,12 +243,14 @@ class Run:
     def restore(self, path: Path) -> None:
         saved = json.loads((path / "trainer_state.json").read_text())
         now = json.loads(json.dumps(self.identity()))
-        for name, before in saved["identity"].items():  # what an older version did not know yet cannot differ
-            if now.get(name) != before:
-                raise InputError(
-                    f"{path} was made with {name} = {before}, this run has {now.get(name)}. "
-                    "Resume with the same settings and data, or start a new --output_dir."
-                )
+        was = saved["identity"]  # what an older version did not know yet cannot differ
+        name, *others = [name for name in was if now.get(name) != was[name]] or [None]
+        if name is not None:
+            more = f", and {', '.join(others)} differ too" if others else ""
+            raise InputError(
+                f"{path} was made with {name} = {was[name]}, this run has {now.get(name)}{more}. "
+                "Resume with the same settings and data, or start a new --output_dir."
+            )
         self.resume_state(path, TrainState(**saved["state"]))
         self.batches.load_state_dict(saved.get("data", {}))
         checkpoint.load_weights(self.bare_model, path / "model.safetensors")

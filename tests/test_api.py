@@ -121,7 +121,7 @@ def test_a_preset_holds(tmp_path):
     ("settings", "message"),
     [
         ({"max_step": 3}, "Unknown setting 'max_step'. Did you mean max_steps?"),
-        ({"learning_rate": "fast"}, "--learning_rate: invalid float value: 'fast'"),
+        ({"learning_rate": "fast"}, "--learning_rate: 'fast' is no number"),
         ({"logging_steps": 0}, "--logging_steps 0: it must be above 0"),
         ({"train_file": "nothing.tsv"}, "nothing.tsv"),
     ],

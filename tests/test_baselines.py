@@ -1,6 +1,7 @@
 """What a model is compared with: the answers of each baseline, by hand, and what is said of them."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -137,11 +138,21 @@ def test_a_model_that_loses_says_so():
     results |= {"baseline_mse": 2.0, "test_accuracy": 0.8, "baseline_test_accuracy": 0.8}
     said = report.compare(results)
     assert said == (
-        "The model does not beat its baseline (words): accuracy 0.703 against 0.758, test_accuracy 0.8 against 0.8."
+        "The model does not beat its baseline (words): accuracy 0.703 against 0.758. It is level in test_accuracy 0.8."
     )
     better = {**results, "eval_accuracy": 0.8, "test_accuracy": 0.81}
     assert report.compare(better) == "The model beats its baseline (words) in every figure."
     assert report.compare({"eval_accuracy": 0.5}) == ""
+
+
+def test_a_tie_is_no_defeat():
+    results = {"eval_accuracy": 0.758, "baseline_name": "words", "baseline_accuracy": 0.758001}
+    assert report.compare(results) == "The model is level with its baseline (words): accuracy 0.758."
+    ahead = {**results, "eval_mse": 1.0, "baseline_mse": 2.0}
+    said = "The model is level with its baseline (words): accuracy 0.758. It is ahead in mse 1 against 2."
+    assert report.compare(ahead) == said
+    constant = {"eval_pearson": math.nan, "baseline_name": "words", "baseline_pearson": math.nan}
+    assert report.compare(constant).startswith("The model does not beat")
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_lora_trains_adapters_and_the_head_and_merges_into_a_plain_model(name, t
     torch.testing.assert_close(loaded(**batch_of()).logits, expected, rtol=0, atol=1e-5)
 
 
-def test_a_moving_average_by_hand():
+def test_a_moving_average_by_hand(caplog):
     """Young in the first steps: (1 + step) / (10 + step) until that is more than the decay."""
     model = nn.Linear(1, 1, bias=False)
     average, expected = EMA(0.3), None
@@ -124,8 +124,10 @@ def test_a_moving_average_by_hand():
         average.on_step_end(TrainState(step=step), model)
         decay = min(0.3, (1 + step) / (10 + step))
         expected = weight if expected is None else decay * expected + (1 - decay) * weight
-    average.on_train_end(TrainState(step=4), model)
+    with caplog.at_level("INFO", logger="hf_tiny"):
+        average.on_train_end(TrainState(step=4), model)
     assert model.weight.item() == pytest.approx(expected)
+    assert "The finished model is a moving average of the weights (--ema 0.3): these are its scores." in caplog.text
 
 
 def test_the_mean_of_the_last_checkpoints_there_are(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_tiny import InputError, checkpoint
+from hf_tiny import InputError, arguments, checkpoint
+from hf_tiny.config import TrainConfig
 
 
 def make(folder, step: int, text: str = "weights"):
@@ -179,6 +180,17 @@ def test_a_run_that_has_not_finished_is_used_by_its_newest_whole_checkpoint(tmp_
         checkpoint.usable(str(tmp_path))
     (tmp_path / "config.json").touch()
     assert checkpoint.usable(str(tmp_path)) == str(tmp_path)  # it has finished
+
+
+def test_a_mistyped_folder_is_not_a_new_run_on_other_data(tmp_path, caplog):
+    """A run that only says where it goes on has no data of its own."""
+    (tmp_path / "run" / "checkpoint-4").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint-4" / checkpoint.MANIFEST).write_text("{}")
+    resumed = {"output_dir": str(tmp_path / "rum"), "resume_from_checkpoint": "latest"}
+    with pytest.raises(InputError, match=r"rum holds no checkpoint, \S*run does: is that meant\? No other flag"):
+        checkpoint.check_resume(arguments.parse(TrainConfig, settings=resumed))
+    checkpoint.check_resume(arguments.parse(TrainConfig, settings={**resumed, "max_steps": 4}))
+    assert "rum holds no checkpoint" in caplog.text
 
 
 def test_the_folder_of_a_run_is_no_checkpoint(tmp_path):

@@ -49,6 +49,12 @@ def test_help_lists_the_verbs_at_once(words):
     assert verbs["pretrain-electra"] == "Pretrain ELECTRA from raw text."
 
 
+def test_the_beginning_of_several_verbs_is_answered_with_all_of_them():
+    ended, _ = hf_tiny_command("pretrain", "--train_file", "texts")
+    verbs = "pretrain-electra, pretrain-reformer, pretrain-seq2seq, pretrain-vit"
+    assert ended.returncode == 2 and f"Which one: {verbs}? `hf-tiny --help` lists the verbs." in ended.stderr
+
+
 @pytest.mark.parametrize("words", [["pretrain-elektra"], ["--num_processes", "2", "pretrain-elektra", "--seed", "1"]])
 def test_an_unknown_verb_is_answered_at_once(words):
     ended, seconds = hf_tiny_command(*words)

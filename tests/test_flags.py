@@ -75,6 +75,12 @@ def test_unknown_flags(word, hint):
     assert hint in str(refusal.value)
 
 
+def test_what_resembles_nothing_gets_no_suggestion():
+    """It was --encoding_errors."""
+    with pytest.raises(InputError, match=r"^Unknown flag --learning_rate\. `--help all`"):
+        flags.check("compare_tokenizers", ["--learning_rate", "1"])
+
+
 def test_no_flag_of_ours_is_taken_for_a_foreign_one():
     """And what stands in the place of a foreign one is a flag or a verb."""
     table = flags.read_table()

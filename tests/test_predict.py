@@ -360,6 +360,24 @@ def test_a_classifier_is_measured_on_new_data_beside_its_baseline(tmp_path, toke
     assert "baseline 1" in printed_ and "does not beat its baseline" in printed_
 
 
+def test_an_image_that_cannot_be_read_is_named_once_and_not_counted(tmp_path, caplog):
+    grey = HfTinyGreyImageProcessor(size={"height": 4, "width": 8}, image_mean=[0.5], image_std=[0.5])
+    folder = save(tmp_path / "model", "HfTinyViTForImageClassification", grey)
+    for split in ("train", "new"):
+        for number in range(6):
+            path = tmp_path / split / f"LABEL_{number % 2}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((4, 8), 40 * number, dtype=np.uint8)).save(path)
+    broken = tmp_path / "new" / "LABEL_0" / "broken.png"
+    broken.write_bytes(b"no image")
+    settings = {"train_file": [str(tmp_path / "train")], "skip_bad_images": True, "validation_split_percentage": 20.0}
+    Path(folder, "recipe.yaml").write_text(yaml.safe_dump(settings))
+    with caplog.at_level("INFO", logger="hf_tiny"):
+        results = evaluated(folder, tmp_path / "new")
+    assert caplog.text.count(str(broken)) == 1
+    assert results["eval_samples"] == 6 and results["baseline_accuracy"] <= 1
+
+
 def test_what_has_no_labels_is_refused_and_the_verb_for_it_named(tmp_path, tokenizer, caplog):
     folder = classifier(tmp_path / "model", tokenizer)
     file = tmp_path / "new.tsv"

@@ -91,8 +91,12 @@ def test_short_runs_have_points(tmp_path):
 
 
 def test_the_bar_shows_the_loss_of_the_step(tmp_path, capsys):
-    train_here(tmp_path / "run", max_steps=4, save_steps=0, gradient_accumulation_steps=2)
-    last = tiny_run.metrics(tmp_path / "run")[-1]
+    """What is logged is the mean of the steps since the last line."""
+    settings = {"max_steps": 4, "save_steps": 0, "gradient_accumulation_steps": 2}
+    train_here(tmp_path / "each", logging_steps=1, **settings)
+    last = tiny_run.metrics(tmp_path / "each")[-1]
+    capsys.readouterr()
+    train_here(tmp_path / "run", logging_steps=4, **settings)
     err = capsys.readouterr().err
     assert f"loss={last['loss']:.3f}" in err and "tokens/s=" in err
 

@@ -1,10 +1,12 @@
 """What is drawn and printed when a run is over, and what is not loaded before."""
 
+import shlex
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from huggingface_hub.utils import validate_repo_id
 from matplotlib import font_manager
 from PIL import Image
 
@@ -74,6 +76,17 @@ def test_the_summary_has_the_code_of_the_card(tmp_path, capsys):
     assert printed[place + 2].startswith("  push it: ") and "other" not in "".join(printed)
 
 
+@pytest.mark.parametrize(("folder", "repo"), [("분류", "model"), ("영화 reviews", "reviews"), ("my.run-2", "my.run-2")])
+def test_the_hint_how_to_push_works_when_it_is_pasted(tmp_path, capsys, folder, repo):
+    """The Hub takes no Hangul in a name."""
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "README.md").write_text("card")
+    report.print_summary(tmp_path / folder, {"eval_loss": 1.5, "train_runtime": 60.0})
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words[2:] == ["hf-tiny", "push", str(tmp_path / folder), "--hub_model_id", f"you/{repo}"]
+    validate_repo_id(words[-1])
+
+
 def test_attention_and_images(tmp_path):
     weights = np.random.default_rng(0).random((3, 5))
     report.draw_attention(tmp_path / "attention.png", weights, list("abc"), ["$x$", "_y", "z" * 50, "", "e"])
@@ -114,6 +127,8 @@ def test_a_heat_map_has_a_colour_bar(tmp_path):
     for name, scale in (("without", ""), ("with", "attention")):
         report.draw_images(tmp_path / f"{name}.png", rows, scale=scale)
     assert colours(tmp_path / "with.png") == 256 > colours(tmp_path / "without.png")  # all greys
+    report.draw_attention(tmp_path / "two.png", np.eye(2), ["a", "b"], ["a", "b"])
+    assert colours(tmp_path / "two.png") >= 256  # more than the two blues of the weights and the greys of the text
 
 
 @pytest.mark.parametrize(

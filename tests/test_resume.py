@@ -29,7 +29,7 @@ from fixtures.tiny_run import (
     wait_for_step,
 )
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, arguments, checkpoint, report
+from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, InputError, arguments, checkpoint, report
 from hf_tiny.data.batches import Source
 from hf_tiny.train import TrainConfig, train
 
@@ -138,6 +138,20 @@ def test_a_new_number_of_epochs_wins_over_the_steps_of_the_run(tmp_path):
     assert (longer.max_steps, longer.num_train_epochs, longer.weight_decay) == (-1, 3, 0.5)
 
 
+def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path, monkeypatch):
+    """It was asked where in the raw text its labels are."""
+    flags = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", "latest"]
+    monkeypatch.setattr(sys, "argv", ["recipes/finetune_classifier.py", *flags])
+    for command in ("hf-tiny pretrain-electra --output_dir a", "accelerate launch --quiet recipes/pretrain_electra.py"):
+        (tmp_path / "recipe.yaml").write_text(f"# {command}\nmax_steps: 4\n")
+        with pytest.raises(
+            InputError, match=r" is a run of pretrain-electra\. Go on with it by `hf-tiny pretrain-electra`"
+        ):
+            arguments.parse(TrainConfig, flags)
+    (tmp_path / "recipe.yaml").write_text("# hf-tiny finetune-classifier --model_name_or_path pretrain-electra\n{}")
+    assert arguments.parse(TrainConfig, flags).output_dir == str(tmp_path)
+
+
 def test_a_run_goes_on_in_the_folder_of_the_checkpoint_that_is_named(whole, tmp_path):
     """Wherever the run has been moved to since."""
     run = stopped_copy(whole, tmp_path, last=8)
@@ -154,6 +168,7 @@ def test_a_damaged_recipe_file_is_named_and_not_needed(whole, tmp_path, content)
     (run / "recipe.yaml").write_text(content)
     ended = toy(run, resume_from_checkpoint="latest")
     assert ended.code == 0 and f"{run / 'recipe.yaml'}: " in ended.err, ended.err
+    assert ended.err.count("Flags that are not given") == 1
     assert "Flags that are not given have their defaults." in ended.err
     assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
 
@@ -364,6 +379,7 @@ def test_random_numbers_that_are_gone_are_said(tmp_path, caplog):
     [
         ({"layers": 2}, "model.num_hidden_layers = 1, this run has 2"),
         ({"dropout": 0.0}, "dropout_prob = 0.1, this run has 0.0"),
+        ({"layers": 2, "seed": 1}, "model.num_hidden_layers = 1, this run has 2, and seed, parameters"),
         ({"rows": 90}, "data = "),
         ({"per_device_train_batch_size": 4}, "per_device_train_batch_size = 8, this run has 4"),
         ({"seed": 1}, "seed = 42, this run has 1"),

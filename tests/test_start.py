@@ -257,6 +257,9 @@ def test_what_may_be_a_repository_is_asked_for(tmp_path, monkeypatch):
             start.check(FinetuneConfig(model_name_or_path=name))
         assert f"--model_name_or_path {name}: no model could be found there: not on the Hub" in str(refusal.value)
     assert str(refusal.value).endswith("Did you mean electro?")
+    with pytest.raises(InputError) as refusal:
+        start.check(FinetuneConfig(model_name_or_path="electro"))
+    assert "Did you mean" not in str(refusal.value)
 
 
 def test_code_of_others_runs_on_request_only(tmp_path, monkeypatch):
@@ -455,7 +458,7 @@ def test_dimensions_beyond_the_rank_stay_as_they_were():
 def test_too_little_text_or_a_wish_leaves_them_at_random(caplog):
     model, fresh = electra(), electra()
     assert not start.start_words(SimpleNamespace(init=None), model, lambda: counted(100))
-    assert "say too little of 40: the embeddings start at random" in caplog.text
+    assert "say too little of the 40 in the vocabulary: the embeddings start at random" in caplog.text
     assert not start.start_words(SimpleNamespace(init="random"), model, counted)
     assert all(torch.equal(one, fresh.state_dict()[name]) for name, one in model.state_dict().items())
 

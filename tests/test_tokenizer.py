@@ -253,6 +253,11 @@ def test_a_model_without_a_tokenizer_is_no_tokenizer(tmp_path):
 
 
 def test_bad_given_tokenizers(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        InputError, match=r"from there: the folder has none of tokenizer\.json"
+    ):  # not: install sentencepiece
+        load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "empty")), list, "")
     with pytest.raises(InputError, match=r"--tokenizer_name .*none: there is no such folder"):
         load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "none")), list, "")
     tokenizer = trained.__wrapped__()

@@ -134,10 +134,10 @@ def file_images(patterns: list[str], option: str, arguments: ImageArguments, lab
 
 
 def _inside(root: Path) -> Iterator[Path]:
-    """All files of a folder and the folders in it, links too."""
+    """All files of a folder and the folders in it, links too, but for hidden ones."""
     for folder, subfolders, names in os.walk(root, followlinks=True):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(names) if sources.kind(name) in FILES)
+        yield from (Path(folder, name) for name in sorted(names) if name[0] != "." and sources.kind(name) in FILES)
 
 
 def _class_files(root: Path, option: str) -> Iterator[tuple[Path, str]]:

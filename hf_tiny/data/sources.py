@@ -29,7 +29,7 @@ import pyarrow.parquet
 from datasets.exceptions import DatasetGenerationError
 
 from hf_tiny.data.encoding import UTF8, Decoding, Recoded, is_gzip, open_bytes
-from hf_tiny.errors import InputError
+from hf_tiny.errors import InputError, similar
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ SAVED = {  # files of other programs, and how to make of them what is read here
 DELIMITERS = ",;\t|"  # of .csv files: the first that the header has
 SMALL_BYTES = 1 << 26  # A file that is larger is not read as a whole for a message.
 LONGEST_LINE = 1 << 26  # bytes of a row, or of a line that must stay whole
+LONGEST_NAME = 40  # of a column, in a message: without a header it is a text
 PIECE_BYTES = 1 << 16  # Longer lines of a text file may be read in pieces.
 
 
@@ -81,17 +82,20 @@ Rows = Iterator[tuple[Place | str, dict]]
 
 
 def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffix: bool = False) -> list[str]:
-    """The files of files, folders and globs. Of a folder only those with a supported suffix; with `any_suffix` a file
-    that is named itself may have another."""
+    """The files of files, folders and globs. Of a folder only those with a supported suffix, and none that is hidden; with
+    `any_suffix` a file that is named itself may have another."""
     found = []
     for pattern in map(os.path.expanduser, patterns):
         matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
         matches = [match for match in matches if os.path.exists(match)]  # not a link to what is gone
         if not matches:
-            raise InputError(f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.")
+            raise InputError(
+                f"{flag} {pattern}: there is no such file or folder, and as a pattern it matches nothing.{similar(pattern)}"
+            )
         for path in map(Path, matches):
-            inside = sorted(str(file) for file in path.rglob("*") if kind(file) in supported and file.is_file())
-            others = {kind(file) for file in path.rglob("*")} if path.is_dir() else {kind(path)}
+            files = [file for file in path.rglob("*") if not is_hidden(file.relative_to(path))]
+            inside = sorted(str(file) for file in files if kind(file) in supported and file.is_file())
+            others = {kind(file) for file in files} if path.is_dir() else {kind(path)}
             advice = "".join(f" {SAVED[other]}" for other in sorted(others & SAVED.keys()))
             if path.is_dir() and not inside:
                 raise InputError(f"{flag} {path}: this folder has no file that ends in {', '.join(supported)}.{advice}")
@@ -103,6 +107,11 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
                 logger.warning(f"{flag} {path}: files that end in {left_out} are left out.{advice}")
             found += inside or [str(path)]
     return list(dict.fromkeys(map(os.path.realpath, found)))
+
+
+def is_hidden(path: Path) -> bool:
+    """As `.ipynb_checkpoints/a.txt`, or `._a.png` in an archive of a Mac: a copy, or no text and no image at all."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def kind(path: str | Path) -> str:
@@ -223,12 +232,22 @@ def _csv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
     delimiter = next((sign for sign in DELIMITERS if sign in first), ",")
     if named := re.fullmatch(r'"?sep=(.)"?[,;\s]*', first):  # of Excel: above the header
         delimiter, first = named[1], "\n"
-    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+    reader, read = csv.reader(chain([first], lines), delimiter=delimiter, strict=True), 0
+
+    def table() -> Iterator[tuple[str, list[str]]]:
+        nonlocal read
+        for row in reader:
+            read = reader.line_num
+            if any(row) or len(row) == 1:
+                yield f"{part.path}:{read}", row
+
     try:
-        table = ((f"{part.path}:{reader.line_num}", row) for row in reader)
-        yield from _with_header((place, row) for place, row in table if any(row) or len(row) == 1)
+        yield from _with_header(table())
     except csv.Error as error:
-        raise InputError(f"{part.path}:{reader.line_num}: not a table: {error}.") from None
+        raise InputError(
+            f"{part.path}:{read + 1}: not a table: {error}, in the row that begins here. Is a quotation mark not closed? Inside of "
+            "a cell it is written twice."
+        ) from None
 
 
 def _tsv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows:
@@ -238,14 +257,20 @@ def _tsv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
 
 
 def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
+    """Excel leaves empty columns behind the last one: they have no name."""
     start, header = next(table, ("", []))
+    width = len(header)
+    while len(header) > 1 and not header[-1].strip():
+        header = header[:-1]
     _refuse_twice(header, start)
     for place, row in table:
-        if len(row) != len(header):
+        unnamed = len(row) == width and not any(row[len(header) :])
+        if len(row) != len(header) and not unnamed:
             raise InputError(
                 f"{place}: this row has {len(row)} columns, and the first line names {len(header)}: {', '.join(header)}."
+                + " If a title stands above the names of the columns, delete it." * (len(header) < width)
             )
-        yield place, dict(zip(header, row, strict=True))
+        yield place, dict(zip(header, row, strict=False))
 
 
 def _refuse_twice(columns: list[str], place: Place | str) -> None:
@@ -373,11 +398,12 @@ READERS = {**TABLES, HUB: _hub_rows}
 def cell(row: dict, column: str, place: Place | str, flag_name: str):
     """What a column of a row holds; `flag_name` is the flag that names the column."""
     if column not in row:
-        similar = [name for name in row if name.strip().casefold() == column.strip().casefold()]
+        alike = [name for name in row if name.strip().casefold() == column.strip().casefold()]
         header = kind(str(place).rpartition(":")[0]) in (".csv", ".tsv")
-        advice = f"Give {flag_name} {shlex.quote(similar[0])}." if similar else f"Name the right one with {flag_name}."
-        advice += " They are the first line of the file, which must name the columns." * (header and not similar)
-        raise InputError(f"{place}: there is no column {column!r}, only {', '.join(map(repr, row))}. {advice}")
+        advice = f"Give {flag_name} {shlex.quote(alike[0])}." if alike else f"Name the right one with {flag_name}."
+        advice += " The first line of the file must name the columns." * (header and not alike)
+        names = ", ".join(repr(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…") for name in row)
+        raise InputError(f"{place}: there is no column {column!r}, only {names}. {advice}")
     return row[column]
 
 

@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, compress
 from typing import ClassVar, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT = 10.0  # per cent
+NAMED = 3  # of many rows that are wrong alike
 
 
 class Labelled(Protocol):
@@ -109,7 +111,8 @@ def read_splits(
     with PartialState().local_main_process_first():  # the first process fills the cache for the others
         if arguments.dataset_name:
             rows = hub_rows(arguments.dataset_name, arguments.dataset_config_name)
-            splits = {split: [from_row(".jsonl", *row) for row in part] for split, part in rows.items()}
+            make = partial(from_row, ".jsonl")
+            splits = {split: list(each_labelled(make, part)) for split, part in rows.items()}
         elif not arguments.train_file:
             given["train"], given["validation"] = builtin_files()
     for split, patterns in given.items():
@@ -124,6 +127,34 @@ def read_splits(
         logger.warning(f"{count:,} {problem}")
     every_label = labels(splits["train"])
     return finish(splits, arguments, what, (lambda item: item.labels) if every_label else lambda item: (), together)
+
+
+class NoLabel(InputError):
+    """A row without a label."""
+
+    def __init__(self, place: str, problem: str):
+        super().__init__(f"{place}: {problem}. Give one, or drop the row.")
+        self.place, self.problem = place, problem
+
+
+def each_labelled(make: Callable[[str, dict], Item], rows: Iterable[tuple[str, dict]]) -> Iterator[Item]:
+    """What is made of the place and the columns of each row. Those that lack a label are named together."""
+    missing, labelled = [], 0
+    for row in rows:
+        try:
+            yield make(*row)
+            labelled += 1
+        except NoLabel as error:
+            missing.append(error)
+    if len(missing) == 1:
+        raise missing[0]
+    if missing:
+        first, *others = missing
+        some = ", ".join(error.place for error in others[:NAMED]) + (" and others" if others[NAMED:] else "")
+        raise InputError(
+            f"{first.place}: {first.problem}. {len(missing):,} of {len(missing) + labelled:,} rows lack a label, also {some}. "
+            "Give them, or drop these rows."
+        )
 
 
 def hub_rows(name: str, config: str | None) -> dict[str, list[tuple[str, dict]]]:

@@ -22,7 +22,7 @@ from hf_tiny.data import predictions, sources
 from hf_tiny.data.batches import Batch, BucketedBatches, Source
 from hf_tiny.data.encoding import Decoding, EncodingArguments
 from hf_tiny.data.sources import TEXT
-from hf_tiny.data.splits import find_labels, known_labels, read_splits
+from hf_tiny.data.splits import each_labelled, find_labels, known_labels, read_splits
 from hf_tiny.data.windows import IGNORED, CollateWindows, Feature
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation
@@ -128,8 +128,8 @@ class Task:
             yield from self.from_file(path, decoding)
 
     def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterable:
-        for place, row in sources.table_rows(path, decoding):
-            yield self.from_row(sources.kind(path), place, row, labelled)
+        make = partial(self.from_row, sources.kind(path), labelled=labelled)
+        yield from each_labelled(make, sources.table_rows(path, decoding))
 
     def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> Any:
         """An item of a table's columns, or of the Hub's."""

@@ -22,6 +22,7 @@ from hf_tiny.baselines import fit_texts, sample
 from hf_tiny.data import builtin, sources
 from hf_tiny.data.batches import Batch
 from hf_tiny.data.encoding import Decoding
+from hf_tiny.data.splits import NoLabel
 from hf_tiny.data.windows import Feature, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Results, array, divides_by_count, mean_loss
@@ -31,6 +32,7 @@ from hf_tiny.start import load_config, named
 from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
 LINES = ".txt"  # "label text" lines
+SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NULL!", "#NUM!")  # Excel saves them as text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +113,12 @@ def _several(value, place: str, arguments: ClassifyArguments) -> tuple[str, ...]
 
 
 def label_name(value, place: str, column: str | None) -> str:
-    """A label as text. NaN is no label, whether it is a number or what a table says where there is none. column: None where
-    it is the first word of a line."""
+    """A label as text. NaN is no label, whether it is a number or what a table says where there is none; nor is an error of a
+    spreadsheet. column: None where it is the first word of a line."""
     name = "" if value is None else str(value).strip()
-    if not name or name.lower() == "nan":
+    if not name or name.lower() == "nan" or name.upper() in SHEET_ERRORS:
         where = "the first word" if column is None else f"column {column!r}"
-        raise InputError(f"{place}: the label, {where}, is {name or 'empty'}. Give one, or drop the row.")
+        raise NoLabel(place, f"the label, {where}, is {name or 'empty'}")
     if isinstance(value, dict | list):
         raise InputError(f"{place}: {column!r} holds {value!r}. A label is a text or a number, or a list of these.")
     return name

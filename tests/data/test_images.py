@@ -21,6 +21,7 @@ from hf_tiny.data.images import (
     Normalize,
     Survey,
     decode,
+    file_images,
     read_images,
     survey,
 )
@@ -95,6 +96,17 @@ def test_images_without_labels_need_no_folders(home):
     )
     assert (len(nested["train"]), len(flat["train"]), len(flat["validation"])) == (36, 18, 1)
     assert flat["train"][0].label is None and flat["train"][0].labels == ()
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_hidden_files_are_no_images(tmp_path, labelled):
+    """As `._0.png`, which lies beside 0.png in an archive of a Mac: the run ended with it."""
+    for label in ("bars", "dots"):
+        (tmp_path / label).mkdir()
+        Image.new("L", (4, 4)).save(tmp_path / label / "0.png")
+        (tmp_path / label / "._0.png").write_bytes(b"Mac OS X")
+    found = file_images([str(tmp_path)], "--train_file", ImageArguments(), labelled)
+    assert [image.place for image in found] == [str(tmp_path / label / "0.png") for label in ("bars", "dots")]
 
 
 def test_a_glob_takes_folders_as_classes_and_files(home):

@@ -5,6 +5,8 @@ import csv
 import gzip
 import io
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,9 +190,34 @@ def test_documents_that_a_folder_holds_beside_texts_are_named(write, caplog):
     assert f"--train_file {folder}: files that end in .hwp are left out. Save the text" in caplog.text
 
 
+def test_hidden_files_of_a_folder_are_no_data(write):
+    """Jupyter keeps copies, a Mac's archives have a `._` file beside each; all of them were read."""
+    folder = Path(write("texts/a.txt", "one\n")).parent
+    for name in (".a.txt", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt"):
+        write(f"texts/{name}", "one\n")
+    assert sources.expand([str(folder)], "--train_file", (".txt",)) == [os.path.realpath(folder / "a.txt")]
+    named = str(folder / ".a.txt")  # asked for
+    assert sources.expand([named], "--train_file", (".txt",)) == [os.path.realpath(named)]
+
+
+def test_a_mistyped_file_is_answered_with_the_nearest_name(write, monkeypatch):
+    folder = Path(write("내글/감상.txt", "one\n")).parent.parent
+    for name, meant in (
+        (folder / "내들", folder / "내글"),
+        (folder / "내글" / "감상문.txt", folder / "내글" / "감상.txt"),
+    ):
+        with pytest.raises(InputError, match=f"it matches nothing. Did you mean {re.escape(str(meant))}"):
+            sources.expand([str(name)], "--train_file", (".txt",))
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match="Did you mean 내글"):
+        sources.expand(["내들/"], "--train_file", (".txt",))
+    with pytest.raises(InputError, match=r"it matches nothing\.$"):
+        sources.expand(["elsewhere/x.txt"], "--train_file", (".txt",))
+
+
 def test_tables_as_excel_saves_them(write):
-    """The delimiter above the header, and rows below the table that hold nothing."""
-    content = '\ufeffsep=;\r\nid;text;label\r\n1;"one; two";a\r\n;;\r\n2;;b\r\n;;\r\n;;\r\n'
+    """The delimiter above the header, rows below the table and columns behind it that hold nothing."""
+    content = '\ufeffsep=;\r\nid;text;label;;\r\n1;"one; two";a;;\r\n;;;;\r\n2;;b;;\r\n;;;;\r\n;;;;\r\n'
     path = write("a.csv", content)
     rows = [("1", "one; two", "a"), ("2", "", "b")]
     found = [(place, tuple(row.values())) for place, row in sources.table_rows(path, Decoding())]
@@ -200,8 +227,18 @@ def test_tables_as_excel_saves_them(write):
 ROWS = '{"text": "one"}\n' * 200
 BAD = {
     "row": ("a.csv", "id,text\n1,x\n2,a,b\n", "a.csv:3: this row has 3 columns, and the first line names 2: id, text"),
+    "title": (
+        "a.csv",
+        "Bills of 2024;;\n;;\nid;text;label\n1;x;a\n",
+        "a.csv:3: this row has 3 columns, and the first line names 1: Bills of 2024. If a title stands above the names",
+    ),
+    "column without a name": ("a.csv", "id,text,\n1,x,\n2,y,z\n", "a.csv:3: this row has 3 columns"),
     "short row": ("a.tsv", "id\ttext\n1\n", "a.tsv:2: this row has 1 columns"),
-    "quotes": ("a.csv", 'text\n"a\n', "a.csv:2: not a table"),
+    "quotes": (
+        "a.csv",
+        'text\nb\n"a\nc\nd\n',
+        "a.csv:3: not a table: unexpected end of data, in the row that begins here. Is a quotation mark",
+    ),
     "not json": ("a.jsonl", ROWS + "{bad\n", "a.jsonl:201: not JSON"),
     "not a json list": ("a.json", '[{"text": "one"},\n{bad}]', "a.json:1: not JSON: .* line 2 column 2"),
     "not an object": ("a.jsonl", '{"text": "one"}\n3\n', "a.jsonl:2: not a JSON object"),
@@ -216,8 +253,9 @@ BAD = {
     "no header": (
         "a.csv",
         "good,1\nbad,0\n",
-        "a.csv:2: .*only 'good', '1'.*the first line of the file, which must name",
+        "a.csv:2: .*only 'good', '1'.*The first line of the file must name",
     ),
+    "a text for a header": ("a.tsv", f"{'long ' * 99}\tb\nx\ty\n", r"only '(long ){7}long…', 'b'\. Name the right one"),
     "column twice": ("a.csv", "text,text\na,b\n", "a.csv:1: the column 'text' is there twice"),
     "column twice in tsv": ("a.tsv", "text\tid\tid\na\tb\tc\n", "a.tsv:1: the column 'id' is there twice"),
     "column twice in parquet": (

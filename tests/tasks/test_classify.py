@@ -202,6 +202,9 @@ def test_numbers_are_held_out_though_none_comes_twice(write):
         ("a.jsonl", '{"text": "a", "label": null}\n', r"a.jsonl:1: the label, column 'label', is empty"),
         ("a.tsv", "text\tlabel\na\t \n", r"a.tsv:2: the label, column 'label', is empty"),
         ("a.tsv", "text\tlabel\na\t1.5\nb\tnan\n", r"a.tsv:3: the label, column 'label', is nan. Give one, or drop the row"),
+        ("a.csv", "text,label\na,1\nb,#REF!\nc,1\n", r"a.csv:3: the label, column 'label', is #REF!. Give one, or drop the row"),
+        ("a.csv", "text,label\na,\nb,1\nc,nan\nd,\ne,\nf,\n", r"a.csv:2: the label, column 'label', is empty. 5 of 6 rows lack a "
+         r"label, also \S*a.csv:4, \S*a.csv:5, \S*a.csv:6 and others. Give them, or drop these rows."),
         ("a.jsonl", '{"text": "a", "label": NaN}\n', r"a.jsonl:1: the label, column 'label', is nan"),
         ("a.jsonl", '{"text": "a", "label": [["x"]]}\n', r"a.jsonl:1: 'label' holds \['x'\]. A label is a text or a number"),
         ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', r"a.jsonl:1: 'label' holds {'x': 1}"),
