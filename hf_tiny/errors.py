@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
-from .signals import StopHandler, Stopped, let_the_first_speak
+from .signals import StopHandler, Stopped, leave, let_the_first_speak
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs and CPUs, in torch's words
 MEMORY_ADVICE = (
@@ -75,4 +75,4 @@ def exit_codes() -> Iterator[None]:
         reader_is_gone()
     if message:
         print(f"\n{message}", file=sys.stderr, flush=True)
-    sys.exit(code)
+    leave(code)
