@@ -1,13 +1,14 @@
-"""python benchmarks/faults.py [PART ...] [--quick] [--seed 0] [--only WORDS] [--jobs 2] [--folder /tmp/faults]
+"""python benchmarks/faults.py  # everything: ten to twenty minutes on 2 free cores
+python benchmarks/faults.py [PART ...] [--quick] [--seed 0] [--only WORDS] [--jobs 3] [--folder /tmp/faults]
 
 Faults on purpose: short runs of every recipe are killed while they write, their files are damaged, their disk fails, their
 processes get signals, they get in each other's way, and they are given wrong commands. Each is then resumed and compared with
 a run that nothing happened to. It needs Linux, a C compiler (`cc`) and, for disks that are really full, root.
 
 What is done when follows from --seed, which is printed, and a failure is printed with the command that repeats it: nothing
-depends on the time or on where --folder is. What has been tried is kept in --folder: a campaign that was stopped goes on
-where it was; what failed is tried again. The last lines are the table of docs/reliability.md, whose figures go to
-benchmarks/results.
+depends on the time or on where --folder is. What has been tried is kept in --folder, for each commit and seed: a campaign that
+was stopped goes on where it was, and what failed has failed until there is another commit. The last lines are the table of
+docs/reliability.md. The figures of a whole campaign go to benchmarks/results, with the commit and the seed.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import random
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -33,7 +35,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import test_bad_inputs
 from fixtures import faults, tiny_run
 from fixtures.faults import FAIL_FROM_NOW_ON, FAIL_ONCE, RECIPES, SAID, SURVIVED, Fault, Whole
 
@@ -114,6 +115,8 @@ def contention(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
 
 def inputs(whole: Whole, choice: Choice) -> Iterator[tuple[str, Cycle]]:
     """The wrong commands of tests/bad_inputs.tsv, in one process."""
+    import test_bad_inputs  # every process of a cycle imports this file, and would import it as well
+
     outcomes: list = []
     lock = threading.Lock()
     rows = range(len(test_bad_inputs.ROWS))
@@ -182,18 +185,26 @@ def run_part(journal: Journal, part: str, cycles: list[tuple[str, Cycle]], choic
             print(f"To repeat it: {shlex.join(words)}", flush=True)
 
     wanted = [(about, cycle) for about, cycle in cycles if choice.only in about]
-    left = [(about, cycle) for about, cycle in wanted if journal.outcomes.get((part, about)) not in (SURVIVED, SAID)]
+    left = [(about, cycle) for about, cycle in wanted if choice.only or (part, about) not in journal.outcomes]
+    start = time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda one: do(*one), left))
+    print(f"{part}: {len(left)} cycles in {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
 
 
-def rows(journal: Journal, parts: list[str]) -> list[dict]:
+def commit() -> str:
+    words = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "no commit"
+
+
+def rows(journal: Journal, parts: list[str], **made_by) -> list[dict]:
     found = []
     for part in parts:
         counts = journal.counts(part)
         if total := counts.total():
             figures = {"tried": total, "survived": counts[SURVIVED], "said": counts[SAID], "failed": counts[FAILED]}
-            found.append({"what": PARTS[part][1], "command": f"python benchmarks/faults.py {part}", "figures": figures})
+            command = f"python benchmarks/faults.py {part}"
+            found.append({"what": PARTS[part][1], "command": command, **made_by, "figures": figures})
     return found
 
 
@@ -203,27 +214,29 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few cycles of each part, and nothing is kept")
     parser.add_argument("--seed", type=int, default=0, help="shifts the moments, chooses the files that are damaged")
     parser.add_argument("--only", default="", help="only cycles whose name, as it is printed, contains these words")
-    parser.add_argument("--jobs", type=int, default=2, help="cycles at the same time")
+    parser.add_argument("--jobs", type=int, default=3, help="cycles at the same time: one more than there are cores")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "faults"))
     given = parser.parse_args()
     parts = given.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}")
     choice = Choice(given.quick, given.seed, given.only)
-    print(f"seed {given.seed}", flush=True)
+    made_by = {"commit": commit(), "seed": given.seed}
+    print(f"seed {given.seed}, commit {made_by['commit']}", flush=True)
+    folder = given.folder / "{commit}-{seed}".format(**made_by)
     if given.quick:
-        given.folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    whole = Whole(given.folder, faults.prepare(given.folder))
-    journal = Journal(given.folder / "journal.jsonl")
+        folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    whole = Whole(folder, faults.prepare(folder))
+    journal = Journal(folder / ("repeated.jsonl" if given.only else "journal.jsonl"))
     for part in parts:
         run_part(journal, part, list(PARTS[part][0](whole, choice)), choice, given.jobs)
-    table = rows(journal, list(PARTS))
+    table = rows(journal, list(PARTS), **made_by)
     for row in table:
         print("  ".join(f"{value:>10}" for value in row["figures"].values()), " ", row["what"])
     failed = sum(row["figures"]["failed"] for row in table)
     if given.quick:
-        shutil.rmtree(given.folder)
-    elif not given.only:
+        shutil.rmtree(folder)
+    elif not (given.only or given.parts):
         path = ROOT / "benchmarks" / "results" / "faults.all.json"
         path.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(json.dumps({"tried": sum(row["figures"]["tried"] for row in table), "failed": failed}))

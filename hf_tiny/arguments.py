@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import hashlib
 import logging
 import math
 import operator
@@ -49,6 +50,7 @@ CONFIG_BOUNDS = {  # of the fields of a model's configuration; all other numbers
 NUMBERS = {"int": "whole number", "float": "number"}
 HIGHEST_SEED = 2**32 - 1  # numpy takes no higher one
 HELP_LINES = 100  # `--help` shows as many flags of each group as fit; `--help all` shows all
+CHECKSUM = "# sha256 of the lines below: "
 LOADED = {
     "model_name_or_path",
     "config_name",
@@ -179,7 +181,7 @@ def _refuse_other_recipe(path: Path) -> None:
 
 def flags_of_run(recipe_class: type[Arguments], path: Path) -> dict[str, Any]:
     """The flags of a run, by its recipe.yaml."""
-    found, left_out = _read(path), recipe_class.NOT_RESTORED
+    found, left_out = read_unchanged(path), recipe_class.NOT_RESTORED
     settings = {name: found[name] for name in known(recipe_class) if name in found and name not in left_out}
     unset = {name: None for name, value in settings.items() if value is None}
     return {**unset, **_parse_flags(recipe_class, as_flags(settings))}
@@ -216,8 +218,23 @@ def write(recipe: Arguments, path: Path, commands: Sequence[str] = ()) -> None:
     comments = "".join(f"# {line}\n" for command in commands for line in command.splitlines())
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".draft-{path.name}")  # half a file would be read as a run with other flags
-    draft.write_text(comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    draft.write_text(f"{comments}{CHECKSUM}{_digest(text)}\n{text}", encoding="utf-8")
     os.replace(draft, path)
+
+
+def read_unchanged(path: Path) -> dict:
+    """The flags of a recipe.yaml, as the run has written it."""
+    settings = _read(path)
+    _, summed, rest = path.read_text(encoding="utf-8").partition(CHECKSUM)
+    digest, _, text = rest.partition("\n")
+    if summed and digest != _digest(text):  # half a file is a file of other flags
+        raise InputError("it is not as the run has written it. If you have changed it, give it as the first argument.")
+    return settings
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # What flags there are

@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     verbs = [*recipes(), *COMMANDS]
     place = next((place for place, word in enumerate(argv) if word in verbs), len(argv))
     options, verb, flags = argv[:place], argv[place : place + 1], argv[place + 1 :]
-    if not argv or {"--help", "-h"} & set(options):
-        return print_help()
     with exit_codes():
+        if not argv or {"--help", "-h"} & set(options):
+            return print_help()
         if not verb:
             words = [word for word in argv if not word.startswith("-")]
             hints = [hint(word, verbs) for word in words]

@@ -2,13 +2,16 @@
 
 import difflib
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from .signals import StopHandler, Stopped, let_the_first_speak
+from .signals import StopHandler, Stopped, leave, let_the_first_speak
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs and CPUs, in torch's words
 MEMORY_ADVICE = (
@@ -41,6 +44,20 @@ def require(module: str, extra: str) -> ModuleType:
         raise InputError(f'{package} is not installed: pip install "hf_tiny[{extra}]"') from error
 
 
+def reader_is_gone() -> bool:
+    """Whether nobody reads what is printed any more, as after `| head`; what is left to print then goes nowhere."""
+    pipe = select.poll()
+    try:
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()
+        pipe.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # a notebook or a test collects what is printed
+        return False
+    if gone := any(event & select.POLLERR for _, event in pipe.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
+
+
 @contextmanager
 def exit_codes() -> Iterator[None]:
     """A command ends with 2 after bad input and with 130 or 143 after a signal, and shows no traceback."""
@@ -57,10 +74,16 @@ def exit_codes() -> Iterator[None]:
             code, message = 1, ""  # the process that ended first has said why
         else:
             raise
+    except BrokenPipeError:
+        if not reader_is_gone():
+            raise
+        code, message = 128 + signal.SIGPIPE, ""
     except Stopped as stopped:
         code, message = 128 + stopped.number, "" if stopped.saved else STOPPED_OUTSIDE
     else:
         return
+    finally:
+        reader_is_gone()
     if message:
         print(f"\n{message}", file=sys.stderr, flush=True)
-    sys.exit(code)
+    leave(code)

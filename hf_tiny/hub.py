@@ -32,7 +32,7 @@ from huggingface_hub.utils import filter_repo_objects, parse_ratelimit_headers, 
 from transformers import PreTrainedModel
 
 from . import checkpoint
-from .arguments import flag
+from .arguments import CHECKSUM, flag
 from .errors import InputError
 from .report import compare, number, push_command
 
@@ -239,7 +239,7 @@ def shorten_paths(text: str, folder: Path) -> str:
     local = {value for value in texts if value.startswith((".", "/", "~")) or Path(value).exists()}
     for path in sorted(local, key=len, reverse=True):  # a path may be the beginning of another one
         text = text.replace(path, Path(path).name)
-    return text
+    return re.sub(rf"^{CHECKSUM}.*\n", "", text, flags=re.MULTILINE)  # of the longer ones
 
 
 def upload(folder: Path, flags: HubArguments, title: str) -> str:

@@ -5,9 +5,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import yaml
-
-from .arguments import recipe_of_run
+from .arguments import read_unchanged, recipe_of_run
 from .callbacks import TrainState
 from .data.batches import Prefetcher, Source
 from .errors import InputError
@@ -138,7 +136,7 @@ def earlier_length(output_dir: Path, resumed_from: str | None) -> int | None:
         return None
     recipe = recipe_of_run(str(output_dir), resumed_from)
     try:
-        steps = yaml.safe_load(recipe.read_text(encoding="utf-8"))["max_steps"] if recipe.exists() else -1
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
+        steps = read_unchanged(recipe)["max_steps"] if recipe.exists() else -1
+    except (OSError, ValueError, LookupError) as error:
         raise InputError(f"{recipe} cannot be read ({error}): give the --max_steps of the run.") from error
     return steps if steps > 0 else None

@@ -55,6 +55,33 @@ def test_the_beginning_of_several_verbs_is_answered_with_all_of_them():
     assert ended.returncode == 2 and f"Which one: {verbs}? `hf-tiny --help` lists the verbs." in ended.stderr
 
 
+BIG_PRINT = "from hf_tiny.errors import exit_codes\nwith exit_codes(): print('a line\\n' * 99999)"
+OTHER_PIPE = "from hf_tiny.errors import exit_codes\nwith exit_codes(): raise BrokenPipeError('of a worker')"
+
+
+@pytest.mark.parametrize(
+    ("words", "buffered", "code"),
+    [
+        ([*COMMAND, "--help"], True, 0),
+        ([*COMMAND, "--help"], False, 141),
+        ([sys.executable, "-c", BIG_PRINT], True, 141),
+    ],
+)
+def test_a_reader_that_has_seen_enough_is_no_error(words, buffered, code):
+    """`hf-tiny --help | head -3`"""
+    reads, writes = os.pipe()
+    os.close(reads)
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    ended = subprocess.run(words, env=environment, stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
+def test_another_broken_pipe_is_an_error():
+    ended = subprocess.run([sys.executable, "-c", OTHER_PIPE], env=ENVIRONMENT, capture_output=True, text=True)
+    assert ended.returncode == 1 and "BrokenPipeError: of a worker" in ended.stderr
+
+
 @pytest.mark.parametrize("words", [["pretrain-elektra"], ["--num_processes", "2", "pretrain-elektra", "--seed", "1"]])
 def test_an_unknown_verb_is_answered_at_once(words):
     ended, seconds = hf_tiny_command(*words)

@@ -173,6 +173,18 @@ def test_a_damaged_recipe_file_is_named_and_not_needed(whole, tmp_path, content)
     assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
 
 
+@pytest.mark.parametrize("end", ["", "5\n"])
+def test_a_recipe_file_that_was_cut_or_changed_is_not_a_run_with_other_flags(whole, tmp_path, end):
+    run = stopped_copy(whole, tmp_path, last=8)
+    text = (run / "recipe.yaml").read_text()
+    rate = text.index("learning_rate: 0.002")
+    rest = text[rate:].partition("\n")[2] if end else ""
+    (run / "recipe.yaml").write_text(text[:rate] + f"learning_rate: 0.00{end}" + rest)
+    ended = toy(run, resume_from_checkpoint="latest")
+    assert ended.code == 0 and f"{run / 'recipe.yaml'}: it is not as the run has written it." in ended.err, ended.err
+    assert_same_training(run / "checkpoint-12", whole / "checkpoint-12")
+
+
 def test_several_seeds_go_on_with_their_flags(tmp_path):
     run = tmp_path / "run"
     assert toy(run, seeds=2, seed=5, max_steps=4).code == 0

@@ -1,4 +1,4 @@
-"""The end of a launcher reaches its processes, and nobody waits for one that has ended already."""
+"""The end of a launcher reaches its processes, nobody waits for one that has ended already, and its exit code is what it says."""
 
 import os
 import signal
@@ -56,3 +56,40 @@ def test_a_process_ends_with_its_launcher(number):
     assert launcher.returncode == -number
     assert "there was nothing to save" in said and "Traceback" not in said
     assert not psutil.wait_procs([process], 30)[1]
+
+
+# Two processes over gloo are stopped; in the second, a thread of gloo waits to let go of a tensor when the interpreter shuts down.
+TWO = """
+import os, sys, time
+import torch
+from torch import distributed
+from hf_tiny.errors import exit_codes
+from hf_tiny.signals import Stopped
+
+def stop(rank):
+    os.environ.update(WORLD_SIZE="2", GLOO_SOCKET_IFNAME="lo")
+    distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    if not rank:
+        os._exit(143)
+    with exit_codes():
+        sys.setswitchinterval(1000)  # seconds in which no other thread gets the interpreter
+        distributed.all_reduce(torch.ones(3), async_op=True)  # fails, as the other process has ended
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            pass
+        raise Stopped(15, saved=True)
+
+pids = []
+for rank in range(2):
+    pids.append(os.fork())
+    if not pids[-1]:
+        stop(rank)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_not_aborted_by_threads_of_gloo(tmp_path):
+    words = [sys.executable, "-c", TWO, tmp_path / "meeting"]
+    ended = subprocess.run(words, env=LAUNCHED, capture_output=True, text=True)
+    assert ended.stdout == "[143, 143]\n", ended.stdout + ended.stderr
