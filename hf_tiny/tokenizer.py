@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,6 +36,8 @@ SEQ2SEQ_TOKENS = {
 SEQ2SEQ_NEEDED_TOKENS = ("pad_token", "eos_token")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # of characters that are not in the vocabulary
 SPACE = "▁"
+COVERED = 0.98  # share of a text whose characters must be in its vocabulary
+CHARACTERS = 400  # of text for each token of a vocabulary, nearly
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -352,10 +354,8 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
     if not counts:
         raise InputError("The corpus has no text to train a tokenizer on. Check --train_file.")
     covered = sum(counts[character] for character in kept) / counts.total()
-    if covered < 0.98:
-        enough = 1 + sum(
-            share < 0.98 * counts.total() for share in accumulate(count for _, count in counts.most_common())
-        )
+    if covered < COVERED:
+        enough = _covering(counts)
         raise InputError(
             f"--vocab_size {arguments.vocab_size} is too small: a third of it ({len(kept)}) covers only {covered:.0%} "
             f"of the text, which has {len(counts):,} different characters. Use --vocab_size {1 << (3 * enough).bit_length()} "
@@ -370,6 +370,20 @@ def _alphabet(sample: list[str], normalizer: normalizers.Normalizer, arguments: 
             "Use a larger --vocab_size."
         )
     return [SPACE, *(character for character in kept if character != SPACE)]
+
+
+def _covering(counts: Counter) -> int:
+    """The number of most frequent characters that make up nearly all of a text."""
+    shares = accumulate(count for _, count in counts.most_common())
+    return 1 + sum(share < COVERED * counts.total() for share in shares)
+
+
+def fitting_size(texts: Iterable[str]) -> int:
+    """Of a vocabulary that a text can fill: from 512 to 8192, a token for every few hundred characters, and for each frequent
+    character four."""
+    counts = Counter(chain.from_iterable(texts))
+    bits = max((counts.total() // CHARACTERS).bit_length() - 1, (4 * _covering(counts) - 1).bit_length())
+    return 1 << min(max(bits, 9), 13)
 
 
 def fertility(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> dict[str, float]:

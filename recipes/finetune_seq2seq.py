@@ -32,8 +32,7 @@ class Recipe(PairArguments, StartArguments, BaselineArguments, TokenizerArgument
     CONFIG: ClassVar[type] = HfTinySeq2SeqConfig
     MODEL_SIZES: ClassVar[dict[str, dict]] = SIZES[HfTinySeq2SeqConfig]
     SIZES: ClassVar[dict[str, dict]] = {
-        "tiny": {"learning_rate": 2e-3, "warmup_steps": 0.1, "vocab_size": 512, "max_tokens": 4096,
-                 "num_train_epochs": 10.0},
+        "tiny": {"learning_rate": 2e-3, "warmup_steps": 0.1, "max_tokens": 4096, "num_train_epochs": 10.0},
         "base": {**PAPER, "learning_rate": 7e-4},
         "big": {**PAPER, "learning_rate": 5e-4, "hidden_dropout_prob": 0.3, "max_steps": 300_000},
     }  # fmt: skip
@@ -50,6 +49,11 @@ class Recipe(PairArguments, StartArguments, BaselineArguments, TokenizerArgument
 
     output_dir: str = flag("runs/seq2seq", "Where the run leaves everything.")
     size: str = flag("tiny", "tiny, or the paper's base or big: sets all that follows.")
+    vocab_size: int | None = flag(  # type: ignore[assignment]  # until the texts are there
+        None,
+        "Size of the vocabulary to train. By default 512 to 8192, by the amount of text and its characters.",
+        low=1,
+    )
     hidden_dropout_prob: float = flag(0.1, "Dropout of the model, from scratch or pretrained.", low=0, below=1)
     label_smoothing: float = flag(0.1, "For hf_tiny's models; those of transformers have none.", low=0, below=1)
     max_tokens: int = flag(4096, "Number of tokens of both sides in a micro-batch, padding included.", low=1)

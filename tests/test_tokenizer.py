@@ -1,5 +1,6 @@
 """The tokenizer: Korean and English, deterministic, round trip through AutoTokenizer, clear messages."""
 
+import gzip
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer, BertConfig
 
 from hf_tiny import InputError
 from hf_tiny.arguments import Arguments, parse
+from hf_tiny.data import builtin
 from hf_tiny.data.corpus import Corpus, CorpusArguments
 from hf_tiny.tokenizer import (
     NEEDED_TOKENS,
@@ -22,6 +24,7 @@ from hf_tiny.tokenizer import (
     TokenizerArguments,
     _sample,
     fertility,
+    fitting_size,
     load_existing,
     load_tokenizer,
     train_tokenizer,
@@ -301,3 +304,15 @@ def test_fertility_by_hand():
     assert found == {"tokens per word": pieces / 4, "unknown": 1 / pieces, "bytes": 0}
     bytewise = train_tokenizer(texts, TokenizerArguments(vocab_size=275, tokenizer_model="bpe"))
     assert fertility(bytewise, ["한"])["bytes"] == 3 / 4  # after the sign for a space
+
+
+def test_a_vocabulary_fits_the_text():
+    """Few characters need few tokens, Hangul needs many; much text fills a large vocabulary."""
+    with gzip.open(builtin.pair_files()[0][0], "rt", encoding="utf-8") as file:
+        assert fitting_size(file) == 512
+    syllables = "".join(chr(0xAC00 + 7 * number) for number in range(600))
+    assert fitting_size([syllables] * 20) == 4096  # 4 x 588, and the next power of two
+    assert fitting_size(["a few words"] * 100_000) == 2048 and fitting_size(["a few words"] * 1_000_000) == 8192
+    arguments = TokenizerArguments(vocab_size=fitting_size([syllables] * 20), tokenizer_model="bpe")
+    tokenizer = train_tokenizer([syllables] * 20, arguments)
+    assert tokenizer.decode(tokenizer(syllables).input_ids, skip_special_tokens=True) == syllables

@@ -9,7 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -38,6 +38,7 @@ from hf_tiny.models import HfTinySeq2SeqConfig
 from hf_tiny.models.words import plain_tokenizer
 from hf_tiny.start import ENCODER_DECODER, read_config, start_model
 from hf_tiny.tasks import FILE, Line, Task, TaskEvaluation, log_texts
+from hf_tiny.tokenizer import fitting_size
 
 logger = logging.getLogger(__name__)
 
@@ -522,7 +523,10 @@ class PairTask(Task):
         return BpeDropout(items, self.processor, self.arguments) if self.arguments.bpe_dropout else None
 
     def start(self, splits: dict[str, list[Pair]]) -> dict[str, list[Feature]]:
-        recipe, texts = self.arguments, partial(self.texts, splits["train"])
+        texts = partial(self.texts, splits["train"])
+        if self.arguments.vocab_size is None:
+            self.arguments = replace(self.arguments, vocab_size=fitting_size(texts()))
+        recipe = self.arguments
         self.processor = self.start_tokenizer(splits["train"], texts)
         features = {split: self.features(part) for split, part in splits.items()}
         settings = {name: vars(recipe)[name] for name in ("hidden_dropout_prob", "label_smoothing")}

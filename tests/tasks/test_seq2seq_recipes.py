@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from fixtures import tiny_run
 from fixtures.labelled import read_table, write_table
 from fixtures.tiny_run import assert_refused, results_of
@@ -84,6 +85,21 @@ def given(home: Path, **settings) -> dict:
         "max_steps": 3,
         **settings,
     }
+
+
+def test_korean_needs_no_flag_for_its_vocabulary(tmp_path):
+    """It was refused: the 512 tokens of the tiny size are fewer than its syllables."""
+    text = "".join(chr(0xAC00 + 7 * number) for number in range(600))
+    rows = [(text[start : start + 9], text[start + 1 : start + 9]) for start in range(0, 591)]
+    write_table(tmp_path / "train.tsv", rows, COLUMNS)
+    settings = {
+        **given(tmp_path, train_file=tmp_path / "train.tsv", max_steps=1),
+        "vocab_size": None,
+        "validation_file": None,
+    }
+    ended = run(tmp_path / "run", **{name: value for name, value in settings.items() if value is not None})
+    assert ended.code == 0, ended.err
+    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["vocab_size"] == 4096
 
 
 def run(output_dir: Path, recipe: str = RECIPE, function=tiny_run.run_plain, **settings) -> tiny_run.Ended:
