@@ -141,7 +141,7 @@ def header(name: str, family: str, figures: dict[str, float], card: Card, flags:
     """What the Hub reads of a card. The run's flags name the base model and the dataset, if these are on the Hub, the
     licence and the languages."""
     base, dataset = (on_hub(flags.get(name)) for name in ("model_name_or_path", "dataset_name"))
-    space = flags.get("trackio_space_id")
+    space = flags.get("trackio_space_id") or ""
     languages = [
         code for code in map(flags.get, ("source_lang", "target_lang")) if re.fullmatch("[a-z]{2}", code or "")
     ]
@@ -154,7 +154,7 @@ def header(name: str, family: str, figures: dict[str, float], card: Card, flags:
     ]
     return ModelCardData(
         library_name="transformers",
-        tags=["hf_tiny", family, *(["trackio", f"trackio:https://huggingface.co/spaces/{space}"] if space else [])],
+        tags=["hf_tiny", family, *(["trackio", f"trackio:https://huggingface.co/spaces/{space}"] if "/" in space else [])],
         pipeline_tag=card.pipeline_tag,
         language=flags.get("hub_language") or languages or None,
         license=flags.get("hub_license"),

@@ -538,7 +538,8 @@ class Run:
                 for evaluation in filter(None, (self.evaluate, self.test)):
                     evaluation.report(self.output_dir)
                 hub.write_card(self.output_dir, model, results, card, dataclasses.asdict(config), state.commands)
-            tracking.log_what_is_left(self.accelerator, config, results, state.step)
+            if config.report_to:
+                tracking.log_what_is_left(self.accelerator, config, results, state.step)
             report.print_summary(self.output_dir, results)
             if self.pusher:
                 self.pusher.finish()

@@ -32,7 +32,7 @@ def test_trackio_and_tensorboard_get_figures_images_and_samples(tmp_path):
 
     (tmp_path / "reviews.tsv").write_text("label\ttext\n" + REVIEWS, encoding="utf-8")
     home = {"TRACKIO_DIR": str(tmp_path / "trackio")}
-    ended = tiny_run.start(tmp_path, tracked, str(tmp_path), str(tmp_path / "reviews.tsv"), env=home).wait()
+    ended = tiny_run.start(tmp_path, tracked, str(tmp_path), str(tmp_path / "reviews.tsv"), env=home).wait(300)
     assert ended.code == 0, ended.err
     kept, log = json.loads((tmp_path / "kept.json").read_text()), tiny_run.metrics(tmp_path / "run")
     assert kept["runs"] == ["run"] and kept["config"]["max_steps"] == 3
