@@ -12,7 +12,7 @@ from PIL import Image
 from hf_tiny import InputError, tracking
 from hf_tiny.train import TrainConfig
 
-REVIEWS = "".join(f"{'good' if i % 2 else 'bad'}\t{'정말 좋다' if i % 2 else 'so dull'} {i}\n" for i in range(24))
+REVIEWS = "".join(f"{'good' if i % 2 else 'bad'}\t{'정말 좋다' if i % 2 else '너무 지루했다'} {i}\n" for i in range(24))
 SHORT = {"max_steps": 3, "vocab_size": 300, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
@@ -46,7 +46,8 @@ def test_trackio_and_tensorboard_get_figures_images_and_samples(tmp_path):
         assert last[name]["_type"] == "trackio.image"
         copy, own = tmp_path / "trackio" / "media" / last[name]["file_path"], tmp_path / "run" / f"{name}.png"
         assert copy.read_bytes() == own.read_bytes()
-    assert "정말 좋다" in last["validation_predictions"]["_value"]
+    predictions = (tmp_path / "run" / "validation_predictions.tsv").read_text(encoding="utf-8")
+    assert last["validation_predictions"]["_value"] == "".join(f"    {line}\n" for line in predictions.splitlines())
 
     events = EventAccumulator(str(tmp_path / "run" / "hf_tiny"), size_guidance={"images": 0}).Reload()
     assert {"curves", "validation_confusion"} <= set(events.Tags()["images"])
