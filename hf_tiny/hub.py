@@ -154,7 +154,11 @@ def header(name: str, family: str, figures: dict[str, float], card: Card, flags:
     ]
     return ModelCardData(
         library_name="transformers",
-        tags=["hf_tiny", family, *(["trackio", f"trackio:https://huggingface.co/spaces/{space}"] if "/" in space else [])],
+        tags=[
+            "hf_tiny",
+            family,
+            *(["trackio", f"trackio:https://huggingface.co/spaces/{space}"] if "/" in space else []),
+        ],
         pipeline_tag=card.pipeline_tag,
         language=flags.get("hub_language") or languages or None,
         license=flags.get("hub_license"),
@@ -182,7 +186,9 @@ def write_eval_results(output_dir: Path, results: dict, card: Card, flags: dict)
     scores = [one for one in scores if not one[0].endswith((*LOWER_IS_BETTER, *BASELINES)) and math.isfinite(one[1])]
     if dataset is None or not card.base or not scores:
         return
-    name, value = min(scores, key=lambda one: one[0].startswith("eval_"))  # the first of those that are best
+    name, value = min(
+        scores, key=lambda one: one[0].startswith("eval_")
+    )  # the first one of the test, if there is a test
     split, _, metric = name.partition("_")
     baseline = results.get(f"baseline_{name.removeprefix('eval_')}")
     notes = f"{metric} on the {SPLITS[split]} part" + ("" if baseline is None else f"; baseline {number(baseline)}")

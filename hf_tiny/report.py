@@ -54,7 +54,7 @@ def draw_logs(path: Path, logs: dict[str, list[dict]]) -> None:
                         "alpha": 0.4 if several and not held_out else 1,
                     }
                     (curve,) = axis.plot(*zip(*points, strict=True), marker="." if few else None, **style)
-                    curves[run or ("training", "held out")[held_out]] = curve
+                    curves[run if several else ("training", "held out")[held_out]] = curve
         axis.set_title(name.replace("_", " "))
         axis.set_xlabel("step")
         axis.set_xlim(0, 1.03 * max(line["step"] for line in lines))
@@ -62,7 +62,7 @@ def draw_logs(path: Path, logs: dict[str, list[dict]]) -> None:
     for axis in axes.flat[len(names) :]:
         axis.axis("off")
     fonts = {"family": fonts_for("".join(curves)) or fonts_for(""), "size": 7 if several else None}
-    legend = axes.flat[0].legend(curves.values(), map(str, curves), prop=fonts)
+    legend = axes.flat[0].legend(curves.values(), curves.keys(), prop=fonts)
     for text in legend.get_texts():
         text.set_parse_math(False)
     figure.savefig(path, format="png")

@@ -98,9 +98,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="of runs, or folders that hold some")
     parser.add_argument("--output_file", type=Path, default=Path("runs.png"), help="for the curves; default: runs.png")
     given = parser.parse_args(argv)
+    if not given.output_file.absolute().parent.is_dir() or given.output_file.is_dir():
+        raise InputError(f"--output_file {given.output_file}: give the name of a file, in a folder that exists.")
     runs = [read(folder) for folder in find(given.folders)]
     print(columns(table(runs)))
     if any("(" in cell for line in table(runs) for cell in line):
         print("In brackets: the baseline.")
-    report.draw_logs(given.output_file, {run.name: run.lines for run in runs if run.lines})
-    print(f"curves: {given.output_file}")
+    if logs := {run.name: run.lines for run in runs if run.lines}:
+        report.draw_logs(given.output_file, logs)
+        print(f"curves: {given.output_file}")

@@ -15,7 +15,6 @@ from .errors import InputError, require
 from .hub import NOT_LOGGED_IN, PREDICTIONS
 
 TRACKIO = "trackio"
-ON_THIS_MACHINE = {"tensorboard", TRACKIO}  # a Space of trackio is not
 TAKES_IMAGES = {"tensorboard": {"dataformats": "NHWC"}, "wandb": {}}  # options of accelerate's `log_images`
 SAMPLES, MOST_CHARACTERS = 20, 4000  # of predictions that are shown
 AT_THE_END = ("test_", "baseline_", "forgetting_")  # figures that no line of metrics.jsonl has
@@ -55,17 +54,17 @@ def log_what_is_left(accelerator: Accelerator, config: TrainConfig, results: dic
     """Figures of the end, images, and the first predictions: these hold rows of the data, and leave the machine only with
     --push_predictions."""
     folder, figures = Path(config.output_dir), {n: value for n, value in results.items() if n.startswith(AT_THE_END)}
-    stays = set(config.report_to or ()) <= ON_THIS_MACHINE and not config.trackio_space_id
-    files = folder.glob(PREDICTIONS) if stays or config.push_predictions else ()
-    texts = {path.stem: sample(path) for path in files if path.suffix not in BINARY}
+    texts = {path.stem: sample(path) for path in folder.glob(PREDICTIONS) if path.suffix not in BINARY}
     images = {path.stem: path for path in sorted(folder.glob("*.png"))}
     for tracker in accelerator.trackers:
         if tracker.name == TRACKIO:
             trackio = require(TRACKIO, TRACKIO)
             shown = {name: trackio.Image(path) for name, path in images.items()}
-            tracker.log({**figures, **shown, **{n: trackio.Markdown(text) for n, text in texts.items()}}, step=step)
+            samples = {name: trackio.Markdown(text) for name, text in texts.items()}
+            stays = trackio.context_vars.current_server.get() is None  # a variable of trackio's own may name one, too
         else:
-            tracker.log({**figures, **texts}, step=step)
+            shown, samples, stays = {}, texts, tracker.name == "tensorboard"
+        tracker.log({**figures, **shown, **(samples if stays or config.push_predictions else {})}, step=step)
         if tracker.name in TAKES_IMAGES:
             arrays = {name: np.asarray(Image.open(path).convert("RGB"))[None] for name, path in images.items()}
             tracker.log_images(arrays, step=step, **TAKES_IMAGES[tracker.name])

@@ -62,7 +62,8 @@ def test_runs_stand_in_a_table_with_their_baselines_and_what_differs(tmp_path, m
 @pytest.mark.parametrize(
     ("words", "reason"),
     [(["nowhere"], "nowhere: there is no such folder."), (["empty"], "empty: there is no run in it."),
-     (["broken"], "recipe.yaml cannot be read")],
+     (["broken"], "recipe.yaml cannot be read"),
+     (["broken", "--output_file", "no/such.png"], "--output_file no/such.png: give the name of a file")],
 )  # fmt: skip
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch, capsys, words, reason):
     monkeypatch.chdir(tmp_path)

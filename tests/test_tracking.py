@@ -98,17 +98,30 @@ class Notes:
     def log(self, values: dict, step: int) -> None:
         self.kept |= values
 
-    def log_images(self, values: dict, step: int) -> None:
+    def log_images(self, values: dict, step: int, **options) -> None:
         self.kept |= {name: value.shape for name, value in values.items()}
 
 
-@pytest.mark.parametrize(("settings", "shown"), [({}, False), ({"push_predictions": True}, True)])
-def test_rows_of_the_data_stay_at_home_unless_they_may_leave(tmp_path, settings, shown):
+@pytest.mark.parametrize(
+    ("name", "server", "settings", "shown"),
+    [
+        ("wandb", None, {}, False),
+        ("wandb", None, {"push_predictions": True}, True),
+        ("tensorboard", None, {}, True),
+        ("trackio", None, {}, True),
+        ("trackio", "you/watch", {}, False),
+        ("trackio", "you/watch", {"push_predictions": True}, True),
+    ],
+)
+def test_rows_of_the_data_stay_at_home_unless_they_may_leave(tmp_path, monkeypatch, name, server, settings, shown):
+    variables = SimpleNamespace(current_server=SimpleNamespace(get=lambda: server))
+    trackio = SimpleNamespace(Image=lambda path: (1, 4, 5, 3), Markdown=str, context_vars=variables)
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
     (tmp_path / "test_predictions.tsv").write_text("text\tprediction\n<script>\tgood\n", encoding="utf-8")
-    (tmp_path / "test_predictions.parquet").write_bytes(b"PAR1")
+    (tmp_path / "more_predictions.parquet").write_bytes(b"PAR1")
     Image.new("RGB", (5, 4)).save(tmp_path / "curves.png")
-    notes, results = Notes("wandb"), {"eval_f1": 1.0, "test_f1": 0.5, "baseline_test_f1": 0.4, "train_steps": 3}
-    config = TrainConfig(output_dir=str(tmp_path), report_to=["wandb"], **settings)
+    notes, results = Notes(name), {"eval_f1": 1.0, "test_f1": 0.5, "baseline_test_f1": 0.4, "train_steps": 3}
+    config = TrainConfig(output_dir=str(tmp_path), report_to=[name], **settings)
     tracking.log_what_is_left(SimpleNamespace(trackers=[notes]), config, results, 3)
     samples = {"test_predictions": "    text\tprediction\n    <script>\tgood\n"} if shown else {}
     assert notes.kept == {"test_f1": 0.5, "baseline_test_f1": 0.4, "curves": (1, 4, 5, 3), **samples}
