@@ -27,6 +27,7 @@ lint: .venv/installed
 bench: .venv/installed  ## hf_tiny and transformers on the same work, alternating
 	$(BIN)/python benchmarks/electra.py
 	$(BIN)/python benchmarks/finetune.py
+	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/seq2seq.py
 	$(BIN)/python benchmarks/vit.py
 

@@ -181,6 +181,12 @@ COLUMNS = {
         "our accuracy": "figures.ours",
         "its accuracy": "figures.peer",
     },
+    "bench_predict": {
+        "compared with": "what",
+        "ratio": "figures.ratio",
+        "spread": "figures.spread",
+        "share of the same answers": "figures.same",
+    },
     **{
         name: {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"}
         for name in ("bench_electra", "bench_seq2seq", "bench_vit")

@@ -24,6 +24,7 @@ class TrainConfig(hub.HubArguments, Arguments):
         None, "Steps between lines of metrics.jsonl; by default 1 to 2% of the run, at most 50.", above=0, group="run"
     )
     report_to: list[str] | None = flag(None, "Trackers: tensorboard, trackio, wandb.", group="run")
+    trackio_space_id: str | None = flag(None, "Space of trackio's dashboard; by default it is local.", group="run")
     num_threads: int | str | None = flag(
         None,
         "Threads of a process: its share of the cores by default; auto measures whether one is faster.",

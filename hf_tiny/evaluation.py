@@ -110,7 +110,7 @@ class Evaluation:
         self.results = joined([by_index[index] for index in range(count)])
         return self.compute(self.results)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def predict(self, model: PreTrainedModel) -> Iterable[tuple[str, str | dict]]:
         """The predictions for data that needs no answers."""
         results = []

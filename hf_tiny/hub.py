@@ -26,7 +26,16 @@ from typing import ClassVar
 import jinja2
 import torch
 import yaml
-from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, get_token
+from huggingface_hub import (
+    CommitOperationAdd,
+    EvalResult,
+    EvalResultEntry,
+    HfApi,
+    ModelCard,
+    ModelCardData,
+    eval_result_entries_to_yaml,
+    get_token,
+)
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects, parse_ratelimit_headers, validate_repo_id
 from transformers import PreTrainedModel
@@ -34,6 +43,7 @@ from transformers import PreTrainedModel
 from . import checkpoint
 from .arguments import CHECKSUM, flag
 from .errors import InputError
+from .progress import LOWER_IS_BETTER
 from .report import compare, number, push_command
 
 logger = logging.getLogger(__name__)
@@ -42,6 +52,7 @@ TEMPLATES = Path(__file__).with_name("model_cards")  # in a checkout a link
 MEASURED = ("eval_", "test_", "baseline_", "forgetting_")
 BASELINES = ("majority",)  # figures of somebody who has learned nothing: in the card, not in its index
 SPLITS = {"eval": "validation", "test": "test"}
+EVAL_RESULTS = ".eval_results"  # a folder that the Hub reads: scores on datasets that it has
 NOT_PUSHED = [
     *("checkpoint-*", "abandoned-*", ".draft-*", ".lock", "hf_tiny/*"),  # the last: what tensorboard reads
     *("trainer_state.json", "ema.safetensors", checkpoint.MANIFEST, *(f"*{suffix}" for suffix in checkpoint.PICKLED)),
@@ -129,8 +140,8 @@ def command() -> str:
 def header(name: str, family: str, figures: dict[str, float], card: Card, flags: dict) -> ModelCardData:
     """What the Hub reads of a card. The run's flags name the base model and the dataset, if these are on the Hub, the
     licence and the languages."""
-    named = map(flags.get, ("model_name_or_path", "dataset_name"))
-    base, dataset = (None if value is None or Path(value).exists() else value for value in named)
+    base, dataset = (on_hub(flags.get(name)) for name in ("model_name_or_path", "dataset_name"))
+    space = flags.get("trackio_space_id") or ""
     languages = [
         code for code in map(flags.get, ("source_lang", "target_lang")) if re.fullmatch("[a-z]{2}", code or "")
     ]
@@ -143,7 +154,11 @@ def header(name: str, family: str, figures: dict[str, float], card: Card, flags:
     ]
     return ModelCardData(
         library_name="transformers",
-        tags=["hf_tiny", family],
+        tags=[
+            "hf_tiny",
+            family,
+            *(["trackio", f"trackio:https://huggingface.co/spaces/{space}"] if "/" in space else []),
+        ],
         pipeline_tag=card.pipeline_tag,
         language=flags.get("hub_language") or languages or None,
         license=flags.get("hub_license"),
@@ -152,6 +167,35 @@ def header(name: str, family: str, figures: dict[str, float], card: Card, flags:
         model_name=name,
         eval_results=measured or None,
     )
+
+
+def on_hub(name: str | None) -> str | None:
+    return None if name is None or Path(name).exists() else name
+
+
+def beside_baseline(figures: dict[str, float]) -> list[tuple[str, float, float | None]]:
+    """What was measured, each with what the baseline has there."""
+    own = {name: value for name, value in figures.items() if not name.startswith("baseline_")}
+    return [(name, value, figures.get(f"baseline_{name.removeprefix('eval_')}")) for name, value in own.items()]
+
+
+def write_eval_results(output_dir: Path, results: dict, card: Card, flags: dict) -> None:
+    """The main score of a fine-tuned model on a dataset of the Hub, for its leaderboards; on the test part if there is one."""
+    dataset = on_hub(flags.get("dataset_name"))
+    scores = [(name, value) for name, value in results.items() if name.startswith(("eval_", "test_"))]
+    scores = [one for one in scores if not one[0].endswith((*LOWER_IS_BETTER, *BASELINES)) and math.isfinite(one[1])]
+    if dataset is None or not card.base or not scores:
+        return
+    name, value = min(
+        scores, key=lambda one: one[0].startswith("eval_")
+    )  # the first one of the test, if there is a test
+    split, _, metric = name.partition("_")
+    baseline = results.get(f"baseline_{name.removeprefix('eval_')}")
+    notes = f"{metric} on the {SPLITS[split]} part" + ("" if baseline is None else f"; baseline {number(baseline)}")
+    entry = EvalResultEntry(dataset, flags.get("dataset_config_name") or "default", value, notes=notes)
+    path = output_dir / EVAL_RESULTS / f"{dataset.replace('/', '--')}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(eval_result_entries_to_yaml([entry]), allow_unicode=True), encoding="utf-8")
 
 
 def write_card(
@@ -170,7 +214,7 @@ def write_card(
         **vars(card),
         "card_data": data,
         "name": name,
-        "figures": figures,
+        "figures": beside_baseline(figures),
         "results": results,
         "comparison": escape(compare(results)),
         "config": model.config.to_dict(),
@@ -190,6 +234,7 @@ def write_card(
             f"{path}:{lines[-1] if lines else '?'}: {error}. README.md has its header only: correct it there."
         )
         text = f"---\n{data}\n---\n\n# {name}\n"
+    write_eval_results(output_dir, results, card, flags)
     ModelCard(text).save(output_dir / "README.md")
 
 
@@ -317,9 +362,10 @@ def push_native(folder: Path, flags: HubArguments) -> str | None:
             convert.convert(str(folder), target, main_at_top=True)
         except InputError as error:
             return str(error)
-        for suffix in ("*.md", "*.png", "all_results.json", "recipe.yaml"):
+        for suffix in ("*.md", "*.png", "all_results.json", "recipe.yaml", f"{EVAL_RESULTS}/*"):
             for path in folder.glob(suffix):
-                shutil.copy(path, target)
+                (target / path.relative_to(folder)).parent.mkdir(exist_ok=True)
+                shutil.copy(path, target / path.relative_to(folder))
         if (card := target / "README.md").exists():
             text = card.read_text(encoding="utf-8")
             head, title, rest = re.split(r"(?m)(^# .*\n)", text, maxsplit=1)

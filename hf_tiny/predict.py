@@ -228,20 +228,24 @@ def items_of(task: Task, files: Sequence[str]) -> list:
     return list(task.from_texts(found))
 
 
-def predicted(task: Task, items: list) -> Iterator[tuple[str, str | dict]]:
-    """The answers, in the order and the format of the items: a suffix, and a line or the columns of a table."""
+def predicted(task: Task, items: list, folder: Path | None = None) -> Iterator[tuple[str, str | dict]]:
+    """The answers, in the order and the format of the items: a suffix, and a line or the columns of a table. folder: for images
+    about the first of them."""
     for start in range(0, len(items), ITEMS):
         evaluation = task.evaluation_of(items[start : start + ITEMS], "predictions", labelled=False)
         yield from evaluation.predict(task.model)
+        if folder is not None and not start:
+            evaluation.draw(folder)
 
 
 def predict(argv: Sequence[str]) -> None:
     task, files = sorted_out("predict", argv)
-    folder, items = free_folder(task, "predictions.*"), items_of(task, files)
+    items = items_of(task, files)
+    folder = free_folder(task, "predictions*")
     kinds = task.kinds(items)
     if folder is None and (len(kinds) > 1 or kinds & predictions.BINARY):
         raise InputError(f"Predictions for {', '.join(sorted(kinds))} cannot be printed together: give --output_dir.")
-    rows = list(predicted(task, items))
+    rows = list(predicted(task, items, folder))
     if folder is None:
         predictions.print_rows(rows, sys.stdout)
     else:
@@ -281,7 +285,8 @@ def evaluate(argv: Sequence[str]) -> None:
     task, files = sorted_out("evaluate", argv)
     if not files:
         raise InputError(f"There is nothing to evaluate on. Usage: {USAGE['evaluate']}")
-    folder, items = free_folder(task, "eval_predictions.*", "all_results.json"), labelled_items(task, files)
+    items = labelled_items(task, files)
+    folder = free_folder(task, "eval_predictions.*", "all_results.json")
     evaluation = task.evaluation_of(items, "eval", labelled=True)
     items = list(evaluation.items)  # of images those that can be read
     figures = evaluation(task.model, Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision="no"))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from transformers.utils.logging import disable_progress_bar
 
@@ -83,16 +82,6 @@ def all_have(identity: dict) -> None:
                     f"Process {rank} has {name} = {other[name]}, process 0 has {first[name]}. Give every machine the "
                     "same flags and files (and for the built-in data the same packages)."
                 )
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """accelerate says nothing of a tracker that is not installed."""
-    available = [str(tracker) for tracker in get_available_trackers()]
-    for name in names:
-        if name not in available:
-            raise InputError(
-                f"--report_to {name}: not installed, or no tracker of accelerate. Installed: {', '.join(available) or 'none'}."
-            )
 
 
 def refuse_to_shard(accelerator: Accelerator, callbacks: Sequence[Callback], tied: bool) -> None:

@@ -26,7 +26,13 @@ def number(value: float) -> str:
 
 def draw_curves(output_dir: Path) -> None:
     """curves.png: a panel for each figure, training and held-out together."""
-    lines = checkpoint.read_log(output_dir / "metrics.jsonl")
+    draw_logs(output_dir / "curves.png", {"": checkpoint.read_log(output_dir / "metrics.jsonl")})
+
+
+def draw_logs(path: Path, logs: dict[str, list[dict]]) -> None:
+    """A panel for each figure of the logs of runs. Of a single one, training and held-out have a colour each; of several, each
+    run has one, and training is pale."""
+    lines, several = [line for log in logs.values() for line in log], len(logs) > 1
     names = [
         name
         for name in dict.fromkeys(key.removeprefix("eval_") for line in lines for key in line)
@@ -36,20 +42,30 @@ def draw_curves(output_dir: Path) -> None:
     rows = -(-len(names) // columns)
     figure = _figure(4 * columns, 2.6 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
+    curves = {}
     for axis, name in zip(axes.flat, names, strict=False):
-        for key, label, colour in ((name, "training", "C0"), (f"eval_{name}", "held out", "C1")):
-            points = [(line["step"], line[key]) for line in lines if key in line]
-            if points:
-                few = label == "held out" or len(points) < 30  # a single point has no line
-                axis.plot(*zip(*points, strict=True), marker="." if few else None, label=label, color=colour)
+        for place, (run, log) in enumerate(logs.items()):
+            for held_out, key in enumerate((name, f"eval_{name}")):
+                points = [(line["step"], line[key]) for line in log if key in line]
+                if points:
+                    few = held_out or len(points) < 30  # a single point has no line
+                    style = {
+                        "color": f"C{place if several else held_out}",
+                        "alpha": 0.4 if several and not held_out else 1,
+                    }
+                    (curve,) = axis.plot(*zip(*points, strict=True), marker="." if few else None, **style)
+                    curves[run if several else ("training", "held out")[held_out]] = curve
         axis.set_title(name.replace("_", " "))
         axis.set_xlabel("step")
         axis.set_xlim(0, 1.03 * max(line["step"] for line in lines))
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(names) :]:
         axis.axis("off")
-    axes.flat[0].legend()
-    figure.savefig(output_dir / "curves.png")
+    fonts = {"family": fonts_for("".join(curves)) or fonts_for(""), "size": 7 if several else None}
+    legend = axes.flat[0].legend(curves.values(), curves.keys(), prop=fonts)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    figure.savefig(path, format="png")
 
 
 def draw_confusion(path: Path, labels: Sequence[str], gold: np.ndarray, found: np.ndarray) -> None:

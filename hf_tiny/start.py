@@ -32,6 +32,7 @@ from .callbacks import L2SP, Callback, MergeLora
 from .data import sources, statistics
 from .data.corpus import SUPPORTED, Corpus, CorpusArguments
 from .errors import InputError, require, similar
+from .hub import code
 from .models import HfTinyReformerConfig
 from .optim import depths, layer_groups
 from .processes import on_main
@@ -157,8 +158,8 @@ def named(recipe: StartArguments) -> tuple[str, str | None]:
 def base_name(recipe: StartArguments) -> str:
     """As the model card names it."""
     if recipe.model_name_or_path:
-        return f"`{recipe.model_name_or_path}`"
-    return f"scratch, with the configuration of `{recipe.config_name}`" if recipe.config_name else "scratch"
+        return code(recipe.model_name_or_path)
+    return f"scratch, with the configuration of {code(recipe.config_name)}" if recipe.config_name else "scratch"
 
 
 def load_config(option: str, name: str, *, trust_remote_code: bool = False, **changes) -> PreTrainedConfig:

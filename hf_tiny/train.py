@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from . import arguments, checkpoint, hub, processes, progress, report
+from . import arguments, checkpoint, hub, processes, progress, report, tracking
 from .arguments import Arguments
 from .callbacks import Callback, SlowdownWarning, TrainState
 from .config import TrainConfig
@@ -134,7 +134,7 @@ def train(
     card: what the model card should say of the data and the task.
     """
     arguments.check(config)
-    processes.check_trackers(config.report_to or [])
+    tracking.check_trackers(config)
     with checkpoint.locked(Path(config.output_dir)) if PartialState().is_main_process else nullcontext():
         config = settle(config, model, batches)
         run = Run(model, batches, config, evaluate, test, groups, callbacks, processor)
@@ -303,10 +303,8 @@ class Run:
                 checkpoint.sweep(self.output_dir)
                 checkpoint.abandon_after(self.output_dir, self.state.step)
                 arguments.write(again, self.output_dir / "recipe.yaml", self.state.commands)
-        if self.config.report_to:
-            flags = dataclasses.asdict(self.config).items()
-            kept = {name: value if isinstance(value, int | float | str) else str(value) for name, value in flags}
-            self.accelerator.init_trackers("hf_tiny", config=kept)
+            if self.config.report_to:
+                tracking.start_trackers(self.accelerator, self.config)
 
     # --- the loop
 
@@ -431,9 +429,9 @@ class Run:
     def write(self, line: dict[str, float]) -> None:
         state = self.state
         epoch = self.batches.epoch(state.step * state.micro_batches_per_step)
-        line = {"step": state.step, "epoch": round(epoch, 4), **line}
+        line = {"epoch": round(epoch, 4), **line}
         with checkpoint.written("metrics.jsonl"), open(self.output_dir / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"step": state.step, **line}) + "\n")
         if self.config.report_to:
             self.accelerator.log(line, step=state.step)
 
@@ -542,6 +540,8 @@ class Run:
                 for evaluation in filter(None, (self.evaluate, self.test)):
                     evaluation.report(self.output_dir)
                 hub.write_card(self.output_dir, model, results, card, dataclasses.asdict(config), state.commands)
+            if config.report_to:
+                tracking.log_what_is_left(self.accelerator, config, results, state.step)
             report.print_summary(self.output_dir, results)
             if self.pusher:
                 self.pusher.finish()

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Train each kind of tokenizer on a corpus, and compare how they cut text that was held out.
 
 hf-tiny compare-tokenizers --train_file my_texts/ --vocab_size 8192  # or nothing, for the built-in corpus

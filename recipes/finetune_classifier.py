@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Fine-tune an encoder to give a text, or a pair of texts, labels or a number.
 
 hf-tiny finetune-classifier  # a built-in set, from scratch, under 2 minutes on 2 cores

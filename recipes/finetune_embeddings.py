@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Fine-tune an encoder to give sentences embeddings: texts that mean the same lie close to each other.
 
 hf-tiny finetune-embeddings  # built-in pairs: dates in English and Korean, under 2 minutes on 2 cores

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Fine-tune a ViT to give an image one label.
 
 hf-tiny finetune-images  # scikit-learn's digits, from scratch, under a minute on 2 cores

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Fine-tune an encoder to link words: the head of each word, or the subject of each predicate.
 
 hf-tiny finetune-parser  # a built-in set, from scratch, under 2 minutes on 2 cores

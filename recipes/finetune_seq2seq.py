@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny[translate]>=0.1"]
+# ///
 """Train an encoder-decoder Transformer on pairs of texts: translation, dialogue, restoration.
 
 hf-tiny finetune-seq2seq  # built-in pairs: dates in English to Korean, under 3 minutes on 2 cores

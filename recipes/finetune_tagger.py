@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny[tag]>=0.1"]
+# ///
 """Fine-tune an encoder to tag each word: names, parts of speech, Korean morphemes.
 
 hf-tiny finetune-tagger  # a built-in set, from scratch, under 2 minutes on 2 cores

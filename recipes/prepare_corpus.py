@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Pack a part of a corpus into the cache, where a run with the same text, tokenizer, length and seed finds it.
 
 hf-tiny prepare-corpus --part 3/16 --train_file my_texts/ --tokenizer_name runs/mine --max_seq_length 128

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Pretrain ELECTRA from raw text.
 
 hf-tiny pretrain-electra  # the built-in corpus, under 10 minutes on 2 cores

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Pretrain a Reformer from long raw text: causal (each token from those before it) or masked.
 
 hf-tiny pretrain-reformer  # the built-in corpus, under 10 minutes on 2 cores

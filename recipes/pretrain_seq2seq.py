@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Pretrain an encoder-decoder Transformer from raw text: it learns to repair what was damaged.
 
 hf-tiny pretrain-seq2seq  # the built-in corpus, a few minutes on 2 cores

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_tiny>=0.1"]
+# ///
 """Pretrain a ViT on images without labels, as a masked autoencoder: it learns to guess the patches that it cannot see.
 
 hf-tiny pretrain-vit  # scikit-learn's digits, under 2 minutes on 2 cores

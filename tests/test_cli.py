@@ -10,12 +10,15 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
 from fixtures import tiny_run
 from fixtures.tiny_run import ROOT
+from packaging.requirements import Requirement
 
 import hf_tiny
 from hf_tiny import checkpoint, cli
@@ -98,6 +101,41 @@ def test_every_package_is_in_the_wheel():
     text = (ROOT / "pyproject.toml").read_text()
     folders = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "hf_tiny").rglob("*.py")}
     assert all(f'"{folder.replace("/", ".")}"' in text for folder in folders)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.py")), ids=lambda path: path.stem)
+def test_a_recipe_names_what_it_needs(path):
+    """For `uv run recipes/NAME.py`: this package, with the extras that its imports need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (block,) = re.findall(r"^# /// script\n((?:#.*\n)*?)# ///\n", path.read_text(encoding="utf-8"), re.MULTILINE)
+    header = tomllib.loads("".join(line.removeprefix("#").strip() + "\n" for line in block.splitlines()))
+    assert header.keys() == {"requires-python", "dependencies"}
+    assert header["requires-python"] == project["requires-python"]
+    (needed,) = map(Requirement, header["dependencies"])
+    extras = {"finetune_tagger": {"tag"}, "finetune_seq2seq": {"translate"}}.get(path.stem, set())
+    assert (needed.name, needed.extras) == (project["name"], extras) and hf_tiny.__version__ in needed.specifier
+    assert extras <= project["optional-dependencies"].keys()
+
+
+def test_the_command_is_an_extension_of_hf(tmp_path, monkeypatch):
+    """`hf extensions install you/hf-tiny` looks for a console script of the repository's name; `hf tiny` runs it."""
+    from huggingface_hub.cli import extensions
+
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    monkeypatch.setattr(extensions, "EXTENSIONS_ROOT", tmp_path)
+    monkeypatch.setattr(extensions.constants, "HF_HUB_DISABLE_UPDATE_CHECK", True)
+    _, repository, short_name = extensions._normalize_repo_id("you/hf-tiny")
+    assert (repository, short_name) == ("hf-tiny", "tiny") and extensions._get_executable_name("tiny") in scripts
+    assert not (ROOT / "hf-tiny").exists()  # which would be taken for a program that is the whole extension
+    program = tmp_path / "hf-tiny" / "venv" / "bin" / "hf-tiny"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n{COMMAND[-1]}\n")
+    program.chmod(0o755)
+    extensions.ExtensionManifest(
+        "you", "hf-tiny", "you/hf-tiny", "tiny", str(program), "python", datetime.now(UTC)
+    ).save(tmp_path / "hf-tiny")
+    assert extensions.dispatch_unknown_top_level_extension(["tiny", "--help"], {"auth", "jobs"}) == 0
+    assert extensions.dispatch_unknown_top_level_extension(["tiny", "predikt"], {"auth", "jobs"}) == 2
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ from fixtures.hub_server import HubServer
 from PIL import Image
 
 import hf_tiny
-from hf_tiny import arguments
+from hf_tiny import arguments, cli
+from hf_tiny.flags import read_table
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "hf_of_you"
@@ -369,13 +370,34 @@ def anchors(text: str) -> set[str]:
 
 
 def test_links_lead_somewhere():
-    for path in (*render.documents(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+    agents = (ROOT / "AGENTS.md", ROOT / "skills" / "hf-tiny" / "SKILL.md")
+    for path in (*render.documents(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *agents):
         for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 file, _, anchor = target.partition("#")
                 other = (path.parent / file).resolve() if file else path
                 assert other.exists(), f"{path.name}: {target}"
                 assert not anchor or anchor in anchors(other.read_text(encoding="utf-8")), f"{path.name}: {target}"
+
+
+def test_agents_are_told_what_is_true():
+    told, skill = read("AGENTS"), read("skills/hf-tiny/SKILL")
+    assert len(told.splitlines()) <= 80
+    _, head, body = skill.split("---\n", 2)
+    about = yaml.safe_load(head)
+    assert about["name"] == "hf-tiny" and 100 < len(about["description"]) <= 1024
+    verbs = {*cli.recipes(), *cli.COMMANDS}
+    words = [
+        shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", body, re.DOTALL) for line in block.splitlines()
+    ]
+    assert len(words) > 5 and {line[1] for line in words} <= verbs
+    assert set(re.findall(r"`([a-z]+-[a-z0-9]+)`", body)) - {"hf-tiny"} <= verbs
+    table = read_table()
+    for _, verb, *rest in words:
+        known = {flag for flag, recipes in table.items() if verb in cli.COMMANDS or verb.replace("-", "_") in recipes}
+        assert {word[2:] for word in rest if word.startswith("--")} <= known | {"text"}, verb
+    for place in re.findall(r"^\| `([\w/.]+)` \|", told, re.MULTILINE):
+        assert (ROOT / place).exists(), place
 
 
 def test_images_are_small():

@@ -17,6 +17,7 @@ import yaml
 from fixtures import tiny_run
 from fixtures.tiny_models import ELECTRA
 from fixtures.tiny_run import write_text
+from huggingface_hub import parse_eval_result_entries
 from PIL import Image
 
 from hf_tiny import HfTinyElectraConfig, HfTinyElectraForPreTraining, HfTinyElectraModel, InputError, hub, report
@@ -183,13 +184,23 @@ def test_the_summary_names_figures_and_next_commands(pushed):
         assert words in ended.out
 
 
-LABELS = ["a|b", "<b>", "*loud*", "__init__", "B-PER_X", "`code`", "two\nlines", "[link](x)"]
+LABELS = [
+    "a|b",
+    "</td><script>alert(1)</script>",
+    "<b>",
+    "*loud*",
+    "__init__",
+    "B-PER_X",
+    "`code`",
+    "two\nlines",
+    "[link](x)",
+]
 
 
 def test_what_users_wrote_is_escaped_in_a_card(tmp_path):
     card = hub.Card(
         template="finetuned",
-        data="my|data/*.txt",
+        data="my|data/*.txt, <script>.tsv",
         pipeline="text-classification",
         task="A classifier of texts",
         base="scratch",
@@ -202,12 +213,59 @@ def test_what_users_wrote_is_escaped_in_a_card(tmp_path):
     (tmp_path / "_name_").mkdir()
     hub.write_card(tmp_path / "_name_", model, results, card, {})
     text = (tmp_path / "_name_" / "README.md").read_text(encoding="utf-8")
-    escaped = [r"a\|b", r"\<b\>", r"\*loud\*", r"\_\_init\_\_", "B-PER_X", r"\`code\`", "two lines", r"\[link\](x)"]
+    escaped = [
+        r"a\|b",
+        r"\</td\>\<script\>alert(1)\</script\>",
+        r"\<b\>",
+        r"\*loud\*",
+        r"\_\_init\_\_",
+        "B-PER_X",
+        r"\`code\`",
+        "two lines",
+        r"\[link\](x)",
+    ]
     assert f"Labels: {', '.join(escaped)}." in text
-    assert r"- Data: my\|data/\*.txt" in text and "\n# \\_name\\_\n" in text
+    assert r"- Data: my\|data/\*.txt, \<script\>.tsv" in text and "\n# \\_name\\_\n" in text
     (line,) = re.findall(r"^print\(solve\((.*)\)\)$", text, re.MULTILINE)
     assert ast.literal_eval(line) == card.example
     assert "2 tokens in 3 s" in text and "| eval_f1 | 0.5 |" in text
+    body = re.sub(r"^```.*?^```$", "", text.split("---\n", 2)[2], flags=re.DOTALL | re.MULTILINE)
+    assert not re.search(r"(?<!\\)<", body)  # nothing of it is HTML
+
+
+def test_scores_on_a_dataset_of_the_hub_are_for_its_leaderboard(tmp_path):
+    card = hub.Card(
+        template="finetuned", pipeline_tag="token-classification", pipeline="x", task="A tagger", base="scratch"
+    )
+    results = {
+        "eval_loss": 0.1,
+        "eval_f1": 0.5,
+        "test_loss": 0.1,
+        "test_ppl": 3.0,
+        "test_f1": 0.25,
+        "test_accuracy": 0.9,
+    }
+    results |= {"baseline_name": "words", "baseline_f1": 0.4, "baseline_test_f1": 0.125, "num_parameters": 4}
+    results |= {"train_steps": 1, "train_tokens": 2, "train_runtime": 3.0, "num_processes": 1, "num_threads": 1}
+    model = HfTinyElectraModel(HfTinyElectraConfig(vocab_size=8, hidden_size=8, num_attention_heads=2))
+    flags = {"dataset_name": "klue/klue", "dataset_config_name": "ner", "trackio_space_id": "you/watch"}
+    hub.write_card(tmp_path, model, results, card, flags)
+    (path,) = (tmp_path / ".eval_results").iterdir()
+    assert path.name == "klue--klue.yaml"
+    (entry,) = parse_eval_result_entries(yaml.safe_load(path.read_text()))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("klue/klue", "ner", 0.25)
+    assert entry.notes == "f1 on the test part; baseline 0.125"
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    for line in ("| figure | value | baseline |", "|---|---|---|", "| eval_f1 | 0.5 | 0.4 |", "| test_f1 | 0.25 | 0.125 |",
+                 "| test_loss | 0.1 |  |"):  # fmt: skip
+        assert f"\n{line}\n" in text
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert "trackio:https://huggingface.co/spaces/you/watch" in header["tags"]
+    measured = header["model-index"][0]["results"]
+    assert {"f1", "accuracy"} <= {metric["type"] for one in measured for metric in one["metrics"]}
+    (tmp_path / "local").mkdir()
+    hub.write_card(tmp_path / "local", model, results, card, {"train_file": ["mine.conll"]})
+    assert not (tmp_path / "local" / ".eval_results").exists()  # nobody knows that data
 
 
 @pytest.mark.parametrize(("text", "shown"), [("a b", "`a b`"), ("a `b`", "`` a `b` ``"), ("```", "```` ``` ````")])

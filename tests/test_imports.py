@@ -22,6 +22,8 @@ MIDDLE = {
         "evaluation",
         "metrics",
         "report",
+        "runs",
+        "tracking",
         "callbacks",
         "config",
         "processes",

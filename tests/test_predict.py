@@ -331,6 +331,10 @@ def test_images_are_found_in_folders_and_named_by_path(tmp_path, capsys):
         answer = pipeline("image-classification", model=folder)(path)[0]
         assert path.endswith(f"{number}.png") and label == answer["label"]
         assert float(score) == pytest.approx(answer["score"], abs=2e-3)
+    predict.main(["predict", folder, str(tmp_path / "new"), "--output_dir", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "predictions.csv").read_text().splitlines() == [head, *rows]
+    with Image.open(tmp_path / "out" / "predictions_attention.png") as image:
+        assert image.height == 450  # three rows: the image, what of it the model looks at, and how much
 
 
 # Evaluating
@@ -404,7 +408,10 @@ def test_without_its_training_data_a_model_has_no_baseline(tmp_path, tokenizer, 
         ([], "There is no model"),
         (["./nowhere"], "no such folder"),
         (["{model}", "missing.tsv"], "file missing.tsv: there is no such file"),
+        (["{model}", "missing.tsv", "--output_dir", "out"], "file missing.tsv: there is no such file"),
         (["{model}", "new.xlsx"], "new.xlsx"),
+        (["{model}", "image.png"], "image.png"),
+        (["{images}", "two.csv"], "two.csv"),
         (["{model}", "--test_file", "x"], "--test_file: this is for training"),
         (["{model}", "x", "--text", "y"], "--text and x"),
         (["{model}", "--texts", "y"], "Unknown flag --texts"),
@@ -421,9 +428,11 @@ def test_wrong_commands_are_answered(tmp_path, tokenizer, monkeypatch, argv, wor
     (tmp_path / "two.csv").write_text("text\na\n")
     (tmp_path / "two.jsonl").write_text('{"text": "a"}\n')
     grey = HfTinyGreyImageProcessor(size={"height": 4, "width": 8}, image_mean=[0.5], image_std=[0.5])
+    Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
     places = {"model": classifier(tmp_path / "model", tokenizer)}
-    if "{masked}" in argv:
-        places["masked"] = save(tmp_path / "masked", "HfTinyViTForMaskedImageModeling", grey)
+    for place, kind in (("masked", "MaskedImageModeling"), ("images", "ImageClassification")):
+        if f"{{{place}}}" in argv:
+            places[place] = save(tmp_path / place, f"HfTinyViTFor{kind}", grey)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError) as error:
         predict.main(["predict", *(word.format(**places) for word in argv)])

@@ -283,6 +283,9 @@ class TaskEvaluation(Evaluation):
         super().__init__(batches)  # type: ignore[arg-type]  # None: of results that are there already
         self.items, self.split, self.task, self.metric = items, split, task, task.metric(items)
 
+    def draw(self, folder: Path) -> None:
+        """Images about the answers, whether or not there is something to compare these with."""
+
     def report(self, folder: Path) -> None:
         predictions.write(self.rows(), folder, f"{self.split}_predictions")
 

@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 PATCHES = ((16, 2), (64, 4))  # the shorter side of an image, at most, and its patch; 16 above
 LARGE, USUAL = 64, (224, 224)  # images that are larger have this size unless another is asked for
 DRAWN = 8
+DIMMED = 0.25  # how bright an image is where the model does not look
 SURVEYED, LEAST_PATCHES = 1000, 4  # images for the components of patches; patches for each of their pixels
 PIXEL_STEPS = 100  # of a regression on pixels
 
@@ -244,20 +245,20 @@ class ImageEvaluation(TextEvaluation):
 
     def report(self, folder: Path) -> None:
         super().report(folder)
-        self.draw_attention(folder / f"{self.split}_attention.png")
+        self.draw(folder)
 
-    def draw_attention(self, path: Path) -> None:
+    def draw(self, folder: Path) -> None:
         """What the model looks at, in some of the images, above which stands what it takes them for."""
         model = self.task.model
         if isinstance(model, HfTinyViTForImageClassification):
             found = predict_texts(self.results)
             rows, batch = spread_out(self.batches)
-            shown = {
-                "image": self.batches.collate.restored(batch["pixel_values"]),
-                "attention": pooled_attention(model, batch["pixel_values"].to(model.device)),
-            }
+            images = self.batches.collate.restored(batch["pixel_values"])
+            looks = pooled_attention(model, batch["pixel_values"].to(model.device))
+            shown = {"image": images, "overlay": images * (DIMMED + (1 - DIMMED) * looks), "attention": looks}
             names = report.drawable(self.task.labels)
             titles = [names[found[row]] for row in rows]
+            path = folder / f"{self.split}_attention.png"
             report.draw_images(path, shown, titles, "attention: share of the highest")
 
 
