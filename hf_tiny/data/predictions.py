@@ -27,7 +27,9 @@ def write(rows: Iterable[tuple[str, str | dict]], folder: Path, name: str) -> li
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
                 stream.write_table(table)
         else:
-            with open(path, "w", encoding="utf-8", newline="") as file:
+            # Excel takes a .csv without the mark for one in the encoding of the system, and spoils its Korean.
+            encoding = "utf-8-sig" if suffix == ".csv" and not str(found).isascii() else "utf-8"
+            with open(path, "w", encoding=encoding, newline="") as file:
                 _write_text(file, suffix, found)
     return paths
 

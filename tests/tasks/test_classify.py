@@ -148,6 +148,16 @@ def test_files_of_several_kinds_and_columns_are_written_by_kind(write, tmp_path,
     assert json.loads(jsonl.read_text()) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "marked"), [("a.csv", "재미", True), ("a.csv", "fun", False), ("a.tsv", "재미", False)]
+)
+def test_korean_in_a_csv_has_the_mark_that_excel_needs(write, tmp_path, drawn, name, text, marked):
+    separator = "," if name == "a.csv" else "\t"
+    (written,) = predicted(texts_of(write(name, f"text{separator}label\n{text}{separator}x\n")), ["x"], tmp_path)
+    assert written.read_bytes().startswith(b"\xef\xbb\xbf") == marked
+    assert [(row.text, row.row["prediction"]) for row in texts_of(str(written))] == [(text, "x")]
+
+
 def test_predictions_in_json_are_json(write, tmp_path, drawn):
     """They were an object a line, which no other program reads as .json."""
     texts = texts_of(write("a.json", json.dumps([{"text": "가", "label": "x"}, {"text": "b", "label": "y"}])))
