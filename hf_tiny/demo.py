@@ -79,7 +79,7 @@ def shown(gr: ModuleType, kind: str, label: str) -> Any:
     """A part of an answer: a component of gradio. Whatever comes from a model is text, but for `html`, which is drawn by
     report.py."""
     if kind in ("heat", "marks"):
-        return gr.HighlightedText(label=label, show_legend=kind == "marks", elem_classes="large")
+        return gr.HighlightedText(label=label, elem_classes="large")
     if kind == "table":
         return gr.Dataframe(label=label, interactive=False, datatype="str", wrap=True)
     if kind == "html":
@@ -149,7 +149,7 @@ def page(models: Sequence[tuple[TrainedModel, Task]]) -> Any:
             events.append(blocks.load)
         with gr.Row():
             for (trained, own), card in zip(models, cards, strict=True):
-                with gr.Column():
+                with gr.Column(elem_classes="model"):
                     gr.Markdown(f"### {hub.escape(trained.name)}")
                     outputs = [shown(gr, kind, label) for label, kind in own.shows.items()]
                     if card:

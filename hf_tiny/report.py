@@ -160,7 +160,9 @@ def draw_arcs(words: Sequence[str], heads: Sequence[int | None], relations: Sequ
                 f'<text class="relation" x="{middle:.0f}" y="{top + (bottom - top) / 4 - 4:.0f}">{name}</text>'
             )
     tip = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    style = ".arcs text{text-anchor:middle;fill:currentColor;font-size:18px}.arcs .relation{font-size:12px;fill:#2563eb}"
+    style = (
+        ".arcs text{text-anchor:middle;fill:currentColor;font-size:18px}.arcs .relation{font-size:12px;fill:#2563eb}"
+    )
     style += ".arcs path{fill:none;stroke:#64748b;stroke-width:1.3}.arcs marker path{fill:#64748b;stroke:none}"
     return (
         f'<div style="overflow-x:auto"><svg class="arcs" width="{sum(widths):.0f}" height="{bottom + 36}" role="img">'
