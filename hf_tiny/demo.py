@@ -72,7 +72,9 @@ def asked(gr: ModuleType, kind: str, label: str, value: Any) -> Any:
         return gr.Image(label=label, type="pil", sources=["upload", "clipboard"], height=280)
     if kind == "share":
         return gr.Slider(0.1, 0.9, value=0.75, step=0.05, label=label)
-    return gr.Textbox(label=label, value=value, lines=6 if kind == "lines" else 2, submit_btn=False)
+    return gr.Textbox(
+        label=label, value=value, lines=6 if kind == "lines" else 1, max_lines=10
+    )  # of one line Enter asks
 
 
 def shown(gr: ModuleType, kind: str, label: str) -> Any:
@@ -274,12 +276,12 @@ def push_space(name: str, models: Sequence[str]) -> None:
                 f"--push_space: {model} is a folder, and a Space needs a model on the Hub. Push it with `hf-tiny push {model} "
                 "--hub_model_id USER/NAME`, and give that name."
             )
-    load_all(models)
     try:
         repo = hub.own_repo("--push_space", name)
         check_space(repo)
     except (HfHubHTTPError, HTTPError) as error:
         raise InputError(f"--push_space {name}: {hub.explain(error)}") from error
+    load_all(models)
     if reason := hub.patiently(lambda: upload_space(repo, models), "Add the demo"):
         raise InputError(f"--push_space {name}: {reason}")
 
