@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 USAGE = "hf-tiny demo MODEL [MODEL ...] [--port PORT] [--lines FILE ...] [--push_space USER/NAME]"
 LOOPBACK = "127.0.0.1"
+MOST_LABELS = 8  # that are shown with their scores
 # Those of common systems that have Hangul. None is fetched.
 FONTS = ("Noto Sans KR", "Noto Sans CJK KR", "Apple SD Gothic Neo", "Malgun Gothic", "NanumGothic")
 STYLE = "footer {display: none !important} .large .text {font-size: 1.15em}"
@@ -86,7 +87,9 @@ def shown(gr: ModuleType, kind: str, label: str) -> Any:
         return gr.Dataframe(label=label, interactive=False, datatype="str", wrap=True)
     if kind == "html":
         return gr.HTML(label=label, show_label=True, container=True, padding=True)
-    return {"scores": gr.Label, "text": gr.Textbox, "image": gr.Image}[kind](label=label)
+    if kind == "image":
+        return gr.Image(label=label, height=240, buttons=["download", "fullscreen"])
+    return gr.Label(label=label, num_top_classes=MOST_LABELS) if kind == "scores" else gr.Textbox(label=label)
 
 
 def answering(gr: ModuleType, task: Task, lock: threading.Lock) -> Callable:
