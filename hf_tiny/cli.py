@@ -21,6 +21,7 @@ from .flags import RECIPES, check, hint, recipe_names
 COMMANDS = {  # verbs that are no recipes: module, first argument, what they do
     "predict": ("hf_tiny.predict", ["predict"], "Use a trained model: labels, tags, trees or texts for new data."),
     "evaluate": ("hf_tiny.predict", ["evaluate"], "Measure a trained model on new data, beside its baseline."),
+    "demo": ("hf_tiny.demo", [], "Look at trained models in a browser: a page to try them on."),
     "runs": ("hf_tiny.runs", [], "Compare runs: a table of figures and settings, and their curves on one image."),
     "push": ("hf_tiny.hub", ["push"], "Push a finished model to the Hub."),
     "convert": ("hf_tiny.convert", [], "Turn a checkpoint into a native one of transformers, or back."),

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -245,22 +245,31 @@ def hardware() -> str:
     return f"{platform.machine()} CPU" if gpu is None else gpu.type
 
 
-def check_push(flags: HubArguments, output_dir: Path) -> None:
-    """Before the training: whether the token may write there, and who will be able to read it."""
-    name = flags.repo(output_dir)
+def check_name(option: str, name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise InputError(f"--hub_model_id {name}: {error}") from error
+        raise InputError(f"{option} {name}: {error}") from error
+
+
+def own_repo(option: str, name: str) -> str:
+    """The full name of a repository that the token may write to, or would make."""
     if get_token() is None:
-        raise InputError(f"--push_to_hub: {NOT_LOGGED_IN}.")
+        raise InputError(f"{option}: {NOT_LOGGED_IN}.")
+    user = HfApi().whoami()
+    role = user["auth"].get("accessToken", {}).get("role")
+    owner = name.split("/")[0] if "/" in name else user["name"]
+    if role == "read" or owner not in (user["name"], *(one["name"] for one in user["orgs"])):
+        raise InputError(f"{option} to {name}, as {user['name']}: {ADVICE[403]}.")
+    return name if "/" in name else f"{owner}/{name}"
+
+
+def check_push(flags: HubArguments, output_dir: Path) -> None:
+    """Before the training: whether the token may write there, and who will be able to read it."""
+    name = flags.repo(output_dir)
+    check_name("--hub_model_id", name)
     try:
-        user = HfApi().whoami()
-        role = user["auth"].get("accessToken", {}).get("role")
-        owner = name.split("/")[0] if "/" in name else user["name"]
-        if role == "read" or owner not in (user["name"], *(one["name"] for one in user["orgs"])):
-            raise InputError(f"--push_to_hub to {name}, as {user['name']}: {ADVICE[403]}.")
-        repo = name if "/" in name else f"{owner}/{name}"
+        repo = own_repo("--push_to_hub", name)
         private = HfApi().repo_info(repo).private
     except RepositoryNotFoundError:
         private = flags.hub_private_repo
@@ -326,11 +335,18 @@ def explain(error: Exception) -> str:
     return f"{advice}. The Hub says: {text}" if advice else text
 
 
-def push(folder: Path, flags: HubArguments, title: str = "Add the model"):
-    """Push a model as one commit, with patience; returns None, or why it was in vain. It raises nothing."""
+def push(folder: Path, flags: HubArguments, title: str = "Add the model") -> str | None:
+    return patiently(lambda: upload(folder, flags, title), title)
+
+
+def patiently(upload: Callable[[], str], title: str):
+    """Push something as one commit, with patience; returns None, or why it was in vain. It raises nothing.
+
+    upload: does it, and returns the address of the repository.
+    """
     for wait in (*WAITS, math.inf):
         try:
-            logger.info(f"  pushed:  {upload(folder, flags, title)} ({title})")
+            logger.info(f"  pushed:  {upload()} ({title})")
             return None
         except Exception as error:  # whatever it is, it must not cost the run; the client wraps some in a RuntimeError
             inner = error.__cause__ if isinstance(error, RuntimeError) else None

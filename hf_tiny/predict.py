@@ -31,9 +31,9 @@ from .start import load_config, quiet
 from .tasks import Task, longest_input
 from .tasks.classify import TextTask
 from .tasks.embed import EmbedTask, SentenceEncoder
-from .tasks.images import ImageTask
+from .tasks.images import ImageTask, MaskedImageTask
 from .tasks.parse import LinkTask
-from .tasks.pretrain import TokenTask
+from .tasks.pretrain import ContinueTask, TokenTask
 from .tasks.tag import TagTask
 from .tasks.translate import PairTask
 from .tokenizer import load_existing
@@ -41,17 +41,17 @@ from .tokenizer import load_existing
 logger = logging.getLogger(__name__)
 
 # How the name of a model's class ends, what such a model does, the Auto class that loads it, and how it is put to work.
-TASKS: dict[str, tuple[str, Any, type[Task] | None]] = {
+TASKS: dict[str, tuple[str, Any, type[Task]]] = {
     "ForSequenceClassification": ("classify", transformers.AutoModelForSequenceClassification, TextTask),
     "ForTokenClassification": ("tag", transformers.AutoModelForTokenClassification, TagTask),
     "TokenLinkingModel": ("parse", AutoModel, LinkTask),
     "ForConditionalGeneration": ("translate", transformers.AutoModelForSeq2SeqLM, PairTask),
     "MTModel": ("translate", transformers.AutoModelForSeq2SeqLM, PairTask),
     "ForImageClassification": ("images", transformers.AutoModelForImageClassification, ImageTask),
-    "ForMaskedImageModeling": ("masked_images", transformers.AutoModelForMaskedImageModeling, None),
+    "ForMaskedImageModeling": ("masked_images", transformers.AutoModelForMaskedImageModeling, MaskedImageTask),
     "ElectraForPreTraining": ("electra", transformers.AutoModelForPreTraining, TokenTask),
     "ForMaskedLM": ("fill_mask", transformers.AutoModelForMaskedLM, TokenTask),
-    "ForCausalLM": ("generate", transformers.AutoModelForCausalLM, None),
+    "ForCausalLM": ("generate", transformers.AutoModelForCausalLM, ContinueTask),
 }
 EMBED = "embed"  # an encoder that sentence-transformers can load
 OF_IMAGES = ("images", "masked_images")
@@ -83,14 +83,14 @@ class TrainedModel:
     name: a folder or a Hub id; of a run that has not finished, its newest checkpoint.
     task: what it does: classify, tag, parse, translate, images, embed, or, without fine-tuning, electra (generator and
         discriminator), fill_mask, generate, masked_images.
-    work: how it is put to use; None where it predicts nothing by itself.
+    work: how it is put to use.
     processor: the tokenizer or the image processor.
     settings: the flags of the run that made it, by its recipe.yaml; none where there is no such file.
     """
 
     name: str
     task: str
-    work: type[Task] | None
+    work: type[Task]
     model: PreTrainedModel
     processor: object
     settings: dict
@@ -104,7 +104,7 @@ def load(name: str) -> TrainedModel:
     config = load_config("", name)
     kind = (config.architectures or ["a model without a class"])[0]
     endings = [ending for ending in TASKS if kind.endswith(ending)]
-    embeds = _file_of(name, "modules.json") is not None
+    embeds = file_of(name, "modules.json") is not None
     if not (embeds or endings):
         raise InputError(
             f"{name} holds {kind}, and it is not known what to use it for: fine-tune it first. `hf-tiny --help` lists the recipes."
@@ -126,7 +126,7 @@ def load(name: str) -> TrainedModel:
 def _settings(name: str) -> dict:
     """A checkpoint lies in the folder of its run, which has the recipe."""
     beside = Path(name).resolve().parent / "recipe.yaml"
-    path = _file_of(name, "recipe.yaml") or (str(beside) if Path(name).is_dir() and beside.is_file() else None)
+    path = file_of(name, "recipe.yaml") or (str(beside) if Path(name).is_dir() and beside.is_file() else None)
     if path is None:
         return {}
     try:
@@ -137,7 +137,7 @@ def _settings(name: str) -> dict:
         ) from error
 
 
-def _file_of(name: str, file: str) -> str | None:
+def file_of(name: str, file: str) -> str | None:
     """A file of a model in a folder or on the Hub, if it has one of that name."""
     absent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     return cached_file(name, file, **absent)
@@ -149,11 +149,6 @@ def _file_of(name: str, file: str) -> str | None:
 def build(trained: TrainedModel, argv: Sequence[str] = ()) -> Task:
     """The model at work. argv: flags, which win over those of its run."""
     kind = trained.work
-    if kind is None:
-        raise InputError(
-            f"{trained.name} is a {type(trained.model).__name__}: it predicts nothing by itself. Fine-tune it first, or look at "
-            "it with `hf-tiny demo`."
-        )
     flags = make_dataclass("Flags", [], bases=(kind.ARGUMENTS, PredictArguments), frozen=True, kw_only=True)
     flags.__doc__ = "The defaults are those of the model's run, where it has left a recipe.yaml."
     own = {field.name for field in fields(PredictArguments)}
@@ -184,7 +179,13 @@ def sorted_out(verb: str, argv: Sequence[str]) -> tuple[Task, list[str]]:
         if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in training:
             raise InputError(f"{word}: this is for training. Files follow the model: {USAGE[verb]}")
     start_processes()
-    return build(load(names[0]), flags), names[1:]
+    trained = load(names[0])
+    if not trained.work.PREDICTS:
+        raise InputError(
+            f"{trained.name} is a {type(trained.model).__name__}: it predicts nothing by itself. Fine-tune it first, or look at "
+            "it with `hf-tiny demo`."
+        )
+    return build(trained, flags), names[1:]
 
 
 def free_folder(task: Task, *patterns: str) -> Path | None:

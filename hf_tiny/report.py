@@ -4,7 +4,9 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
+from unicodedata import east_asian_width
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -149,6 +151,51 @@ def draw_images(path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] =
     for axis, title in zip(axes[0], titles, strict=False):
         axis.set_title(title[:16], fontsize=8, family=fonts_for(title[:16]) or fonts_for(""), parse_math=False)
     figure.savefig(path)
+
+
+def draw_arcs(words: Sequence[str], heads: Sequence[int | None], relations: Sequence[str]) -> str:
+    """SVG: an arc from the head of each word to the word. heads count words from 1; 0 is the root, None is not drawn."""
+    widths = [11 * sum(1 + (east_asian_width(one) in "WF") * 0.6 for one in word) + 36 for word in words]
+    places = [sum(widths[:index]) + width / 2 for index, width in enumerate(widths)]
+    levels: dict[tuple[int, int], int] = {}
+    for place, head in sorted(enumerate(heads, 1), key=lambda link: abs((link[1] or link[0]) - link[0])):
+        span = (min(place, head or place), max(place, head or place))
+        inner = (level for (start, end), level in levels.items() if span[0] <= start and end <= span[1])
+        levels[span] = 1 + max(inner, default=0) if head else 0
+    bottom, parts = 34 * max(levels.values(), default=0) + 44, []
+    for place, (word, head, relation) in enumerate(zip(words, heads, relations, strict=True), 1):
+        x, name = places[place - 1], escape(relation or "")
+        parts.append(f'<text x="{x:.0f}" y="{bottom + 22}">{escape(word)}</text>')
+        if head is not None:
+            top = bottom - 34 * levels[min(place, head), max(place, head)] if head else 14
+            start = places[head - 1] + (8 if place > head else -8) if head else x
+            curve = f"C {start:.0f} {top} {x:.0f} {top} {x:.0f} {bottom}" if head else f"L {x:.0f} {bottom}"
+            parts.append(f'<path d="M {start:.0f} {bottom if head else top} {curve}" marker-end="url(#tip)"/>')
+            middle = (start + x) / 2 if head else x + 18
+            parts.append(
+                f'<text class="relation" x="{middle:.0f}" y="{top + (bottom - top) / 4 - 4:.0f}">{name}</text>'
+            )
+    tip = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    style = (
+        ".arcs text{text-anchor:middle;fill:currentColor;font-size:18px}.arcs .relation{font-size:12px;fill:#2563eb}"
+    )
+    style += ".arcs path{fill:none;stroke:#64748b;stroke-width:1.3}.arcs marker path{fill:#64748b;stroke:none}"
+    return (
+        f'<div style="overflow-x:auto"><svg class="arcs" width="{sum(widths):.0f}" height="{bottom + 36}" role="img">'
+        f"<style>{style}</style><defs>{tip}<path d='M 0 0 L 8 4 L 0 8 z'/></marker></defs>{''.join(parts)}</svg></div>"
+    )
+
+
+def draw_table(weights: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """HTML: the same as `draw_attention`, in the fonts of whoever reads it."""
+    head = "".join(f'<th style="writing-mode:vertical-rl;padding:2px 4px">{escape(name)}</th>' for name in columns)
+    lines = [
+        f'<th style="text-align:right;padding:2px 6px">{escape(name)}</th>'
+        + "".join(f'<td title="{w:.3f}" style="min-width:22px;background:rgba(37,99,235,{w:.2f})"></td>' for w in line)
+        for name, line in zip(rows, weights.tolist(), strict=True)
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in ["<th></th>" + head, *lines])
+    return f'<div style="overflow-x:auto"><table style="border-collapse:collapse;width:auto">{body}</table></div>'
 
 
 def _figure(width: float, height: float):

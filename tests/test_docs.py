@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,11 +18,12 @@ from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
+from urllib.request import urlopen
 
 import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
-from fixtures import tiny_run
+from fixtures import browser, tiny_run
 from fixtures.hub_server import HubServer
 from PIL import Image
 
@@ -37,6 +39,7 @@ ORDER = (
     "docs/finetuning",
     "docs/data",
     "docs/hub",
+    "docs/using",
     "docs/scaling",
     "docs/api",
     "docs/ko/quickstart",
@@ -237,6 +240,11 @@ def run_command(home: Path, words: list[str]) -> None:
             arguments.parse(recipe_class(launch.training_script), launch.training_script_args)
         else:
             run_recipe(home, launch.training_script, launch.training_script_args, config["num_processes"])
+    elif words[:2] == ["hf-tiny", "demo"] and "--push_space" not in words:
+        started = tiny_run.start(home / "processes", at_home, str(home), run_console, *words[1:])
+        assert b"hf-tiny demo" in urlopen(browser.address(started)).read()
+        started.kill(signal.SIGINT)
+        assert started.wait(PATIENCE).code == 130
     elif words[0] == "hf-tiny":
         start_afresh(home, words)
         script = f"recipes/{words[1].replace('-', '_')}.py"
@@ -312,10 +320,10 @@ def test_make_runs_what_the_documents_say():
         "--dry-run",
         "--always-make",
         *{target for several in targets for target in several.split()},
-        "pretrain",
+        *("pretrain", "demo"),
     ]
     dry = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "hf-tiny pretrain-electra" in dry
+    assert "hf-tiny pretrain-electra" in dry and "hf-tiny demo runs/demo" in dry
     assert "-m pytest" in dry and "ruff check" in dry and "benchmarks/render.py" in dry
 
 
@@ -402,7 +410,7 @@ def test_agents_are_told_what_is_true():
 
 def test_images_are_small():
     for path in (ROOT / "docs" / "images").iterdir():
-        assert path.stat().st_size < 150_000 and path.name in read("README")
+        assert path.stat().st_size < 150_000 and path.name in read("README") + read("docs/using")
 
 
 def test_the_tree_of_the_design_is_the_package():

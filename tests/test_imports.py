@@ -36,7 +36,7 @@ MIDDLE = {
     ),
     "hub",
 }
-LAYERS = (MODELS | ERRORS, {"data"}, MIDDLE, {"tasks"}, {"pipelines", "predict", "export"}, {"api", "cli"})
+LAYERS = (MODELS | ERRORS, {"data"}, MIDDLE, {"tasks"}, {"pipelines", "predict", "export", "demo"}, {"api", "cli"})
 MODEL_PACKAGES = {"torch", "transformers", "numpy", "tokenizers"}  # what a model that travels to the Hub may need
 LATE = {  # slow, or an extra: imported by the function that needs it
     *(

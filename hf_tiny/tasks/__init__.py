@@ -91,8 +91,8 @@ def label_names(labels: Sequence[str] | None, several: bool = False) -> dict:
 
 
 class Task:
-    """A task, as a recipe trains a model for it, and as `hf-tiny predict` and `evaluate` use the trained one. Each task has a
-    subclass that says how.
+    """A task, as a recipe trains a model for it, and as `hf-tiny predict`, `evaluate` and `demo` use the trained one. Each task
+    has a subclass that says how.
 
     arguments: ARGUMENTS with the flags of a recipe, or with PredictArguments.
     model, processor: of a recipe they are made by `start`.
@@ -108,6 +108,9 @@ class Task:
     SIDES: ClassVar[tuple[str, ...]] = ("input_ids",)  # the arrays of a feature that are padded
     ABOUT: ClassVar[tuple[str, ...]] = ("example",)  # what of a feature is not for the model
     EVALUATION: ClassVar[type["TaskEvaluation"]]
+    PREDICTS: ClassVar[bool] = True  # False: such a model can be looked at, and needs fine-tuning for more
+    LIVE: ClassVar[bool] = False  # whether the page of the demo answers while its visitor types
+    SHOWS: ClassVar[dict[str, str]]  # the parts of an answer on this page, and how each is shown: see `demo.shown`
 
     def __init__(self, arguments: Any, model: Any = None, processor: Any = None, labels: list[str] | None = None):
         self.arguments, self.model, self.processor, self.labels = arguments, model, processor, labels
@@ -274,6 +277,29 @@ class Task:
         recipe, told = self.arguments, self.described(splits["validation"][0])
         told = {"template": "finetuned", "data": recipe.data_name(self.BUILTIN), "base": base_name(recipe), **told}
         return Card(labels=self.labels, **told)
+
+    # The page of `hf-tiny demo`
+
+    @property
+    def asks(self) -> dict[str, str]:
+        """What a visitor gives, and of which kind it is: see `demo.asked`."""
+        return {"text": "text"}
+
+    @property
+    def shows(self) -> dict[str, str]:
+        return self.SHOWS
+
+    def show(self, *given: Any) -> list:
+        """The values of SHOWS for what a visitor gave."""
+        raise NotImplementedError
+
+    def judged(self, text: str) -> Any:
+        """The evaluation of one text, with its results."""
+        if not text.strip():
+            raise InputError("There is no text yet. Write one.")
+        evaluation = self.evaluation_of(list(self.from_texts([("This text", text)])), "demo", labelled=False)
+        evaluation.predict(self.model)
+        return evaluation
 
 
 class TaskEvaluation(Evaluation):

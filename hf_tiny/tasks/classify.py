@@ -2,6 +2,7 @@
 
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -280,6 +281,54 @@ def _mean_logits(results: Results) -> np.ndarray:
     return sums / windows[:, None]
 
 
+def label_scores(logits: np.ndarray, labels: list[str] | None, several: bool = False) -> dict[str, float] | str:
+    """The probability of each label; of a number, what is predicted."""
+    if labels is None:
+        return f"{logits[0]:.4f}"
+    shares = 1 / (1 + np.exp(-logits)) if several else np.exp(logits - logits.max())
+    shares = shares if several else shares / shares.sum()
+    return dict(zip(labels, shares.tolist(), strict=True))
+
+
+def evidence(task: "TextTask", texts: Sequence[str], label: int) -> list[tuple[str, float | None]]:
+    """What each word says for a label: gradient x input of its logit less the mean of all, over the tokens of the word; a
+    share of the strongest. Where the windows of a long text share tokens, it is the gradient of their mean."""
+    given, model, found = task.arguments, task.model, []
+    inputs = task.processor(
+        *([text] for text in texts), truncation=True, max_length=given.max_seq_length, padding=True, return_tensors="pt",
+        stride=given.doc_stride, return_overflowing_tokens=len(texts) == 1, return_offsets_mapping=True,
+    )  # fmt: skip
+
+    def keep(module, arguments, states: torch.Tensor) -> torch.Tensor:
+        found.append(states.detach().requires_grad_())
+        return found[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(keep)
+    try:
+        read = {name: inputs[name].to(model.device) for name in task.processor.model_input_names if name in inputs}
+        logits = model(**read).logits.float().mean(0)
+    finally:
+        hook.remove()
+    rest = 0 if task.several or len(logits) == 1 else logits.mean()
+    (gradient,) = torch.autograd.grad(logits[label] - rest, found[0])
+    weights = array((gradient * found[0]).sum(-1))  # (windows, tokens)
+    words = [[(word.start(), word[0]) for word in re.finditer(r"\S+", text)] for text in texts]
+    sums = [np.zeros(len(side)) for side in words]
+    for window, offsets in enumerate(inputs["offset_mapping"].tolist()):
+        for token, side in enumerate(inputs.sequence_ids(window)):
+            if side is not None and words[side]:
+                start, end = offsets[token]
+                sums[side][bisect_right(words[side], max(start, end - 1), key=lambda word: word[0]) - 1] += weights[
+                    window, token
+                ]
+    highest = max((float(np.abs(side).max()) for side in sums if len(side)), default=0) or 1.0
+    pieces: list[tuple[str, float | None]] = []
+    for side, values in zip(words, sums, strict=True):
+        pieces += [("  |  ", None)] if pieces else []
+        pieces += [(word, round(value / highest, 4)) for (_, word), value in zip(side, values.tolist(), strict=True)]
+    return pieces
+
+
 def gold_texts(results: Results) -> np.ndarray:
     """All windows of an example have its label: the first one's is taken."""
     return results["labels"][np.unique(results["example"], return_index=True)[1]]
@@ -458,6 +507,21 @@ class TextTask(Task):
         counts = Counter(text.label for text in texts)
         # Only their proportions matter, since the loss is divided by their sum. None is below 1: that is the least divisor.
         return np.array([max(counts.values()) / counts[label] for label in self.labels], dtype=np.float32)
+
+    # The page of `hf-tiny demo`
+
+    SHOWS = {"scores": "scores", "the words that speak for it (red) and against it": "heat"}
+
+    @property
+    def asks(self) -> dict[str, str]:
+        return {"text": "text"} | ({} if self.arguments.text_pair_column is None else {"second text": "text"})
+
+    def show(self, *texts: str) -> list:
+        """The scores of all labels, or the number, and the words behind the best of them."""
+        texts = tuple(" ".join(text.split()) for text in texts)
+        logits = _mean_logits(self.judged("\t".join(texts)).results)[0]
+        best = int(logits.argmax())
+        return [label_scores(logits, self.labels, self.several), evidence(self, texts, best)]
 
     # Figures
 

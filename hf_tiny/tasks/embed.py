@@ -35,6 +35,7 @@ from hf_tiny.tasks.classify import Regression
 logger = logging.getLogger(__name__)
 
 MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
+NEAREST = 10  # lines that the demo shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +299,32 @@ class EmbedTask(Task):
     def evaluation(self, features: list[Feature], items: list[TextPair], split: str, *, labelled: bool = True):
         kind = EmbedEvaluation if labelled else Embeddings
         return kind(self.batches(features, items, labelled=labelled), items, split, self)
+
+    # The page of `hf-tiny demo`
+
+    SHOWS = {"the nearest lines": "table"}
+    lines: tuple[str, ...] = ()  # that a text is compared with where its visitor gives none
+    embedded: tuple[tuple[str, ...], np.ndarray] = ((), np.empty((0, 0)))  # the last lines, and their embeddings
+
+    @property
+    def asks(self) -> dict[str, str]:
+        return {"text": "text", "lines to compare it with": "lines"}
+
+    def show(self, text: str, lines: str = "") -> list:
+        found = tuple(line for line in lines.splitlines() if line.strip()) or self.lines
+        if not found:
+            raise InputError("There are no lines to compare the text with. Paste some, or start with --lines FILE.")
+        if self.embedded[0] != found:
+            self.embedded = (found, self.vectors(found))
+        cosines = self.embedded[1] @ self.vectors((text,))[0]
+        order = np.argsort(-cosines, kind="stable")[:NEAREST]
+        return [[["cosine", "line"], *([f"{cosines[place]:.4f}", found[place]] for place in order)]]
+
+    def vectors(self, lines: tuple[str, ...]) -> np.ndarray:
+        items = self.from_texts([("This text", line) for line in lines])
+        judged = self.evaluation_of(items, "demo", labelled=False)
+        judged.predict(self.model)
+        return judged.results["embeddings"][np.argsort(judged.results["example"])]
 
     def fit_baseline(self, items: list[TextPair]) -> tuple:
         """Cosines of TF-IDF, of characters: the languages of a pair may share no word."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from hf_tiny.data.images import (
     read_images,
     survey,
 )
+from hf_tiny.data.masking import MaskPatches
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Evaluation, Results
 from hf_tiny.models import (
@@ -48,13 +50,13 @@ from hf_tiny.models.vit import patchify, unpatchify
 from hf_tiny.processes import on_main
 from hf_tiny.start import IMAGE_CLASSIFIER, named, prepare, pretrained, read_config
 from hf_tiny.tasks import FILE, Line, Task, TaskEvaluation, label_names
-from hf_tiny.tasks.classify import Classification, TextEvaluation, predict_texts, score_texts
+from hf_tiny.tasks.classify import Classification, TextEvaluation, label_scores, predict_texts, score_texts
 
 logger = logging.getLogger(__name__)
 
 PATCHES = ((16, 2), (64, 4))  # the shorter side of an image, at most, and its patch; 16 above
 LARGE, USUAL = 64, (224, 224)  # images that are larger have this size unless another is asked for
-DRAWN = 8
+DRAWN, SHOWN_SIDE = 8, 320  # images of a report; pixels of one in the demo
 DIMMED = 0.25  # how bright an image is where the model does not look
 SURVEYED, LEAST_PATCHES = 1000, 4  # images for the components of patches; patches for each of their pixels
 PIXEL_STEPS = 100  # of a regression on pixels
@@ -284,22 +286,22 @@ class MaskedImageEvaluation(Evaluation):
         super().__init__(batches)
         self.model = model
 
-    @torch.no_grad()
     def report(self, folder: Path) -> None:
-        model, (_, batch) = self.model.eval(), spread_out(self.batches)
-        batch = {name: batch[name].to(model.device) for name in ("pixel_values", "ids_keep")}
-        patches = patchify(batch["pixel_values"], model.config)
-        seen = torch.zeros(patches.shape[:2], device=model.device).scatter(1, batch["ids_keep"], 1.0)[:, :, None]
-        visible = unpatchify(seen.expand_as(patches), model.config.grid_size(image_size(model.config)), model.config)
-        hidden = 1 - visible.permute(0, 2, 3, 1).cpu().numpy()
-        restored = self.batches.collate.restored
-        original, guessed = restored(batch["pixel_values"]), restored(model.reconstruct(**batch))
-        rows = {
-            "original": original,
-            "masked": original * (1 - hidden) + 0.5 * hidden,
-            "reconstructed": guessed,
-        }
-        report.draw_images(folder / "reconstructions.png", rows)
+        _, batch = spread_out(self.batches)
+        report.draw_images(folder / "reconstructions.png", reconstructions(self.model, batch, self.batches.collate))
+
+
+@torch.no_grad()
+def reconstructions(model: HfTinyViTForMaskedImageModeling, batch: dict, collate: Normalize) -> dict[str, np.ndarray]:
+    """The images of a batch, what of them is not masked, and what the decoder makes of that."""
+    model.eval()
+    batch = {name: batch[name].to(model.device) for name in ("pixel_values", "ids_keep")}
+    patches = patchify(batch["pixel_values"], model.config)
+    seen = torch.zeros(patches.shape[:2], device=model.device).scatter(1, batch["ids_keep"], 1.0)[:, :, None]
+    visible = unpatchify(seen.expand_as(patches), model.config.grid_size(image_size(model.config)), model.config)
+    hidden = 1 - visible.permute(0, 2, 3, 1).cpu().numpy()
+    original, guessed = collate.restored(batch["pixel_values"]), collate.restored(model.reconstruct(**batch))
+    return {"original": original, "masked": original * (1 - hidden) + 0.5 * hidden, "reconstructed": guessed}
 
 
 class ImageTask(Task):
@@ -378,6 +380,29 @@ class ImageTask(Task):
         collate = ClassifyImages(self.processor, given.seed, Augment(given), self.mix())
         return ImageBatches(features, collate, given.per_device_train_batch_size, given.seed)
 
+    # The page of `hf-tiny demo`
+
+    SHOWS = {"scores": "scores", "where it looks: the brighter the more": "image"}
+
+    @property
+    def asks(self) -> dict[str, str]:
+        return {"image": "image"}
+
+    def given(self, image: Image.Image | None) -> list[LabelledImage]:
+        if image is None:
+            raise InputError("There is no image yet. Give one.")
+        return [LabelledImage(lambda: image, None, "This image")]
+
+    def show(self, image: Image.Image | None) -> list:
+        """The scores, and the image as the model sees it, dark where it does not look; of a native model no more than that."""
+        judged: Any = self.evaluation_of(self.given(image), "demo", labelled=False)
+        judged.predict(self.model)
+        pixels = judged.batches[0]["pixel_values"]
+        seen = judged.batches.collate.restored(pixels)
+        if isinstance(self.model, HfTinyViTForImageClassification):
+            seen = seen * (0.15 + 0.85 * pooled_attention(self.model, pixels.to(self.model.device)))
+        return [label_scores(judged.results["logits"][0], self.labels), enlarged(seen[0])]
+
     # Figures
 
     def metric(self, items: Sequence[LabelledImage]) -> Classification:
@@ -398,6 +423,32 @@ class ImageTask(Task):
             "unit": "images",
             "scoring": "`majority` is the accuracy of always giving the most frequent label.",
         }
+
+
+class MaskedImageTask(ImageTask):
+    """What a masked autoencoder makes of an image of which it sees some patches, others at every time."""
+
+    PREDICTS, SHOWS = False, {"what it sees": "image", "what it makes of that": "image"}
+    times = 0
+
+    @property
+    def asks(self) -> dict[str, str]:
+        return {"image": "image", "share that is hidden": "share"}
+
+    def show(self, image: Image.Image | None, share: float = 0.75) -> list:
+        self.labels, self.times = None, self.times + 1
+        rows, columns = self.model.config.grid_size(image_size(self.model.config))
+        mask = MaskPatches(self.processor, self.times, rows * columns, share)
+        found = reconstructions(self.model, mask(self.features(self.given(image))[np.arange(1)], 0), mask)
+        return [enlarged(found[name][0]) for name in ("masked", "reconstructed")]
+
+
+def enlarged(image: np.ndarray) -> Image.Image:
+    """An image of numbers in 0 ... 1, large enough to be looked at, with its pixels as they are."""
+    pixels = (255 * image.clip(0, 1)).round().astype(np.uint8)
+    found = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).convert("RGB")
+    times = max(1, SHOWN_SIDE // max(found.size))
+    return found.resize((found.width * times, found.height * times), Image.Resampling.NEAREST)
 
 
 def image_baseline(data: dict[str, ImageData]) -> Baseline:

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
+from hf_tiny import report
 from hf_tiny.arguments import flag
 from hf_tiny.data import builtin, conllu, sources
 from hf_tiny.data.batches import Batch
@@ -24,14 +25,14 @@ from hf_tiny.evaluation import Results, array, mean_loss
 from hf_tiny.metrics import Metric, share
 from hf_tiny.models import HfTinyTokenLinkingConfig, HfTinyTokenLinkingModel
 from hf_tiny.models.trees import maximum_spanning_tree
-from hf_tiny.models.words import affixes
+from hf_tiny.models.words import affixes, split_words
 from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
 logger = logging.getLogger(__name__)
 
 TREE_COLUMNS = ("tokens", "upos", "head", "deprel")  # as the treebanks of the Hub have them
 KLUE_COLUMNS = ("word_form", "pos", "head", "deprel")
-PREDICATES = ("VERB", "ADJ")
+PREDICATES, PREDICATE = ("VERB", "ADJ"), "*"
 OMITTED = "omitted"
 DESCRIBED = {  # by --task: what the model is, and how it is scored
     "parse": (
@@ -79,6 +80,15 @@ def _linked(rows: list[list[str]], name: str) -> dict:
 
 def _unlinked(rows: list[list[str]], name: str) -> dict:
     return {"heads": (None,) * len(rows), "word_labels": (None,) * len(rows)}
+
+
+def _marked(line: str, place: str) -> Sentence:
+    """Raw text in which PREDICATE stands before each predicate."""
+    sentence = conllu.from_text(line.replace(PREDICATE, ""), place, _unlinked)
+    marks = [number for number, word in enumerate(split_words(line)) if word == PREDICATE]
+    predicates = {number - before for before, number in enumerate(marks)}
+    upos = tuple(PREDICATES[0] if number in predicates else "_" for number in range(len(sentence.words)))
+    return replace(sentence, upos=upos)
 
 
 def subjects(sentences: Sequence[Sentence]) -> list[Sentence]:
@@ -293,7 +303,10 @@ class LinkTask(Task):
         return Sentence(tuple(words), place=place, kind=kind, lines=lines, upos=tuple(columns[0]), **fields)
 
     def from_texts(self, lines: list[Line]) -> list[Sentence]:
-        return self.asked([conllu.from_text(line, place, _unlinked) for place, line in lines])
+        """Of subjects, predicates have an asterisk before them."""
+        if self.task == "parse":
+            return [conllu.from_text(line, place, _unlinked) for place, line in lines]
+        return self.asked([_marked(line, place) for place, line in lines])
 
     def read(self, patterns: Sequence[str], labelled: bool) -> list[Sentence]:
         return self.asked(super().read(patterns, labelled))
@@ -305,8 +318,9 @@ class LinkTask(Task):
         for sentence in sentences:
             if set(sentence.upos) <= {"_"}:
                 raise InputError(
-                    f"{sentence.place}: which words are predicates is not known. Give CoNLL-U with {' and '.join(PREDICATES)} in "
-                    "its column UPOS: a model of finetune_tagger.py writes such files."
+                    f"{sentence.place}: which words are predicates is not known. Write {PREDICATE} before each, as in 나는 책을 "
+                    f"{PREDICATE}읽었다, or give CoNLL-U with {' and '.join(PREDICATES)} in its column UPOS: a model of "
+                    "finetune_tagger.py writes such files."
                 )
         return subjects(sentences)
 
@@ -349,6 +363,19 @@ class LinkTask(Task):
                     }
                 )
         return features
+
+    # The page of `hf-tiny demo`
+
+    SHOWS = {"links between words": "html"}
+
+    def show(self, text: str) -> list:
+        """Of subjects, from each predicate to its subject."""
+        judged = self.judged(text)
+        (sentence,), ((_, one),) = judged.items, whole_sentences(judged.results)
+        heads, numbers = decode(one, self.task)
+        asked = [self.task == "parse" or gold is not None for gold in sentence.heads]
+        drawn = [head if wanted else None for head, wanted in zip(heads.tolist(), asked, strict=True)]
+        return [report.draw_arcs(sentence.words, drawn, [(self.labels or [])[number] for number in numbers])]
 
     # Figures
 

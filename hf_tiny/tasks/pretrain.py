@@ -48,6 +48,8 @@ from hf_tiny.train import train
 
 logger = logging.getLogger(__name__)
 
+CONTINUED = 40  # tokens that a causal language model writes in the demo
+
 OBJECTIVE_NAMES = ("joint", *Stages.NAMES, "masked_rtd", "replace_mlm", "all_tokens_mlm", "mlm")
 JUDGING = ("joint", "adversarial", "masked_rtd", "replace_mlm", "all_tokens_mlm")  # from the first step on
 DISCRIMINATOR, GENERATOR = convert.PAIR
@@ -418,6 +420,41 @@ class TokenTask(Task):
 
     ARGUMENTS, EVALUATION = TokenArguments, TokenEvidence
 
+    LIVE = True
+
+    @property
+    def judges(self) -> bool:
+        return isinstance(self.model, HfTinyElectraForPreTraining | ElectraForPreTraining)
+
+    @property
+    def shows(self) -> dict[str, str]:
+        proposed = (
+            {}
+            if isinstance(self.model, ElectraForPreTraining)
+            else {f"proposals for {self.processor.mask_token}": "table"}
+        )
+        return ({"tokens, the redder the more suspected": "heat"} if self.judges else {}) | proposed
+
+    def show(self, text: str) -> list:
+        """The text in tokens with the probability that each was replaced, and what is proposed for masked ones."""
+        results, tokenizer = self.judged(text).results, self.processor
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        skipped = {*tokenizer.all_special_ids} - {tokenizer.mask_token_id}
+        replaced, pieces, done = iter(results["replaced"].tolist()), [], 0
+        for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            pieces += [(text[done:start], None)] if done < start else []
+            pieces.append((text[start:end], None if token in skipped else round(next(replaced), 4)))
+            done = end
+        rows = [
+            [str(place), token, f"{score:.4f}"]
+            for place, (ids, scores) in enumerate(
+                zip(*(results[name][results["masked"]].tolist() for name in ("tokens", "scores")), strict=True), 1
+            )
+            for token, score in zip(tokenizer.convert_ids_to_tokens(ids), scores, strict=True)
+        ]
+        kinds = {"heat": pieces, "table": [[tokenizer.mask_token, "token", "probability"], *rows]}
+        return [kinds[kind] for kind in self.shows.values()]
+
     def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterable[RawText]:
         if labelled:
             raise InputError(
@@ -433,16 +470,33 @@ class TokenTask(Task):
 
     def features(self, items: list[RawText], *, labelled: bool = True, training: bool = False) -> list[Feature]:
         encoder, tokenizer, features = self.arguments.encoder(self.processor), self.processor, []
-        judges = isinstance(self.model, HfTinyElectraForPreTraining | ElectraForPreTraining)
         for example, item in enumerate(items):
             ids = tokenizer(item.text, add_special_tokens=False, verbose=False)["input_ids"]
-            if not judges and tokenizer.mask_token_id not in ids:
+            if not self.judges and tokenizer.mask_token_id not in ids:
                 raise InputError(
                     f"{item.place}: there is no {tokenizer.mask_token} in this text for the model to fill."
                 )
             windows = [ids[start : start + encoder.room] for start in range(0, max(1, len(ids)), encoder.room)]
             features += [{**encoder.framed(window), "example": example} for window in windows]
         return features
+
+
+class ContinueTask(TokenTask):
+    """What a causal language model writes after a text."""
+
+    PREDICTS, LIVE, SHOWS = False, False, {"how it goes on": "text"}
+    shows = Task.shows
+
+    def show(self, text: str) -> list:
+        encoder = self.arguments.encoder(self.processor)
+        new = min(CONTINUED, encoder.room // 2)
+        ids = encoder.backend.encode(text, add_special_tokens=False).ids[new - encoder.room :]
+        if not ids:
+            raise InputError("There is no text yet. Write one.")
+        given = torch.tensor([ids], device=self.model.device)
+        choice = {"do_sample": True, "top_k": 50, "temperature": 0.8}
+        written = self.model.generate(input_ids=given, max_new_tokens=new, **choice)
+        return [self.processor.decode(written[0], skip_special_tokens=True)]
 
 
 # What is forgotten

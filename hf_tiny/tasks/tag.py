@@ -294,6 +294,21 @@ def consistent(tags: list[str]) -> list[str]:
     return found
 
 
+def spans(text: str, words: Sequence[str], tags: Sequence[str], entities: bool) -> list[tuple[str, str | None]]:
+    """A text in pieces with their tags: whole entities, or words; None for what is between."""
+    found: list[tuple[str, str | None]] = []
+    done = 0
+    for word, tag in zip(words, tags, strict=True):
+        start = text.index(word, done)
+        gap, done = text[done:start], start + len(word)
+        name = None if tag in ("O", "_") else tag[2:] if entities else tag
+        if found and name == found[-1][1] and (name is None or (entities and tag.startswith("I-"))):
+            found[-1] = (found[-1][0] + gap + word, name)
+        else:
+            found += [(gap, None), (word, name)] if gap else [(word, name)]
+    return found
+
+
 def with_spaces(sentence: Sentence, tags: list[str]) -> list[str]:
     """The tags of all characters of the text: a space inside of an entity belongs to it."""
     own = dict(zip(sentence.places or (), tags, strict=True))
@@ -406,6 +421,19 @@ class TagTask(Task):
                 word[firsts[has_token]] = np.where(window.owned, places, -1)[has_token]
                 features.append({**window.feature, "labels": token_labels, "word": word, "example": example})
         return features
+
+    # The page of `hf-tiny demo`
+
+    SHOWS = {"tags": "marks"}
+
+    def show(self, text: str) -> list:
+        judged = self.judged(text)
+        (sentence,), (tags,) = judged.items, judged.decoded(judged.results)
+        words: Sequence[str] = sentence.words
+        if sentence.places is not None:
+            text = sentence.text
+            words, tags = text, with_spaces(sentence, tags)
+        return [spans(text, words, tags, is_entity_scheme(self.labels or ()))]
 
     # Figures
 

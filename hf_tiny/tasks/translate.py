@@ -539,6 +539,15 @@ class PairTask(Task):
         count = self.arguments.average_checkpoints
         return None, [AverageCheckpoints(self.arguments.output_dir, count)] if count > 1 else []
 
+    # The page of `hf-tiny demo`
+
+    SHOWS = {"what it writes": "text", "what it looks at, or copies, for each token": "html"}
+
+    def show(self, text: str) -> list:
+        (written,) = written_texts(self.judged(text).results)
+        pair = Pair(text.strip(), written, "", "", "", {})
+        return [written, report.draw_table(*cross_attention(self.model, self.processor, pair)) if written else ""]
+
     # Figures
 
     def metric(self, items: Sequence[Pair]) -> Translation:
