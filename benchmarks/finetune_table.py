@@ -81,6 +81,8 @@ def keep(name: str, column: str, words: list[str], data: Path) -> None:
     row = json.loads(path.read_text(encoding="utf-8"))
     row["figures"][CELLS[column]] = render.spread(results, one.figure)
     row["figures"]["all"][CELLS[column]] = results
+    if column == "statistics":
+        row["figures"]["minutes"] = f"{results['train_runtime'] / 60:.1f}"
     row["figures"]["baseline"] = results[one.figure.replace("eval_", "baseline_")]
     row["figures"]["baseline_name"] = results["baseline_name"]
     row.setdefault("table", {})[column] = " ".join(words).replace(f"{data}/", "")
