@@ -241,10 +241,11 @@ class TagEvaluation(TaskEvaluation):
 
     def scored(self, results: Results) -> list[list[tuple[str, str]]]:
         """Found and gold tags of the words that have a gold one. A list ends with the sentence, and before words that are
-        not scored: no entity reaches over them."""
+        not scored: no entity reaches over them. Sentences of batches that were not evaluated are left out."""
         return [
             list(run)
             for sentence, tags in zip(self.items, self.decoded(results), strict=True)
+            if set(tags) != {"_"}
             for has_tag, run in groupby(zip(tags, sentence.word_labels, strict=True), lambda pair: pair[1] is not None)
             if has_tag
         ]

@@ -111,6 +111,17 @@ def test_a_pipeline_finds_in_raw_text_what_was_scored(home, tmp_path, character_
     assert json.dumps(dev[0][0], ensure_ascii=False) in card and ', aggregation_strategy="simple")' in card
 
 
+def test_names_are_found_in_a_given_time(home, tmp_path):
+    """What is timed is one batch of the validation data: the sentences of the others have no tags yet."""
+    rows = [[("Anna", "B-PER"), ("runs", "O")], [("to", "O"), ("Seoul", "B-LOC")]] * 8
+    for name in ("train", "dev"):
+        text = "\n\n".join("\n".join(f"{word}\t{tag}" for word, tag in sentence) for sentence in rows)
+        (tmp_path / f"{name}.conll").write_text(text + "\n")
+    data = {"train_file": tmp_path / "train.conll", "validation_file": tmp_path / "dev.conll"}
+    ended = run(home, "tagger", tmp_path / "run", **data, max_steps=-1, max_minutes=0.01, per_device_eval_batch_size=4)
+    assert ended.code == 0, ended.err
+
+
 def test_a_pipeline_tags_morphemes_of_raw_text(home, tmp_path):
     """The card of a model of morphemes has a text as people write it."""
     data = {flag: home / f"{name}.conllu" for flag, name in (("train_file", "train"), ("validation_file", "dev"))}
