@@ -394,8 +394,9 @@ def _help_rows(recipe_class: type[Arguments], size: str | None) -> dict[str, lis
         for names, text in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n        .*)*)", described, re.MULTILINE)
         for name in names.split(", ")
     }
-    for name, field in _config_flags(recipe_class).items():
-        default = _preset(recipe_class.MODEL_SIZES, size).get(name, field.default)
+    sizes, fields = _preset(recipe_class.MODEL_SIZES, size), _config_flags(recipe_class)
+    for name in sorted(fields, key=lambda name: name not in sizes):  # what the size decides comes first
+        default = sizes.get(name, fields[name].default)
         groups["model"].append((f"--{name} {_shown(default)}", texts.get(name, "")))
     return {group: rows for group, rows in groups.items() if rows}
 
