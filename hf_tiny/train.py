@@ -134,7 +134,8 @@ def train(
     card: what the model card should say of the data and the task.
     """
     arguments.check(config)
-    tracking.check_trackers(config)
+    if config.report_to or config.trackio_space_id:
+        tracking.check_trackers(config)
     with checkpoint.locked(Path(config.output_dir)) if PartialState().is_main_process else nullcontext():
         config = settle(config, model, batches)
         run = Run(model, batches, config, evaluate, test, groups, callbacks, processor)

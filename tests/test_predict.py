@@ -177,7 +177,7 @@ def test_a_table_keeps_its_columns_and_needs_no_label(tmp_path, tokenizer, capsy
     ]
     out = tmp_path / "out"
     predict.main(["predict", folder, str(file), "--output_dir", str(out)])
-    assert (out / "predictions.csv").read_text(encoding="utf-8").splitlines() == [head, *rows]
+    assert (out / "predictions.csv").read_text(encoding="utf-8-sig").splitlines() == [head, *rows]
     with pytest.raises(InputError, match=r"holds predictions\.csv already"):
         predict.main(["predict", folder, str(file), "--output_dir", str(out)])
 
