@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -35,10 +36,12 @@ def draw_logs(path: Path, logs: dict[str, list[dict]]) -> None:
     """A panel for each figure of the logs of runs. Of a single one, training and held-out have a colour each; of several, each
     run has one, and training is pale."""
     lines, several = [line for log in logs.values() for line in log], len(logs) > 1
+    counts = Counter(key for line in lines for key in line)
     names = [
         name
-        for name in dict.fromkeys(key.removeprefix("eval_") for line in lines for key in line)
-        if name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second", "images_per_second")
+        for name in dict.fromkeys(key.removeprefix("eval_") for key in counts)
+        if (name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second", "images_per_second"))
+        and (counts[name] or counts[f"eval_{name}"] > 1)  # a single point is no curve
     ]
     columns = 3
     rows = -(-len(names) // columns)

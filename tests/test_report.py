@@ -1,8 +1,10 @@
 """What is drawn and printed when a run is over, and what is not loaded before."""
 
+import json
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,6 +43,20 @@ def test_one_logged_line_can_be_drawn(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 0.1, "loss": 2.0, "rtd_auc": NaN}\n')
     report.draw_curves(tmp_path)
     assert Image.open(tmp_path / "curves.png").size == (1200, 260)
+
+
+def test_a_figure_that_is_known_at_the_end_only_has_no_panel(tmp_path):
+    """Unless training has it, too."""
+    lines = [{"step": step, "loss": 1 / step} for step in (1, 2)] + [{"step": 2, "eval_loss": 1, "eval_accuracy": 0.8}]
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    titles = []
+    with mock.patch("matplotlib.axes.Axes.set_title", lambda axis, title: titles.append(title)):
+        report.draw_curves(tmp_path)
+        assert titles == ["loss"]
+        log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": 4, "eval_accuracy": 0.9}]))
+        report.draw_curves(tmp_path)
+    assert titles == ["loss", "loss", "accuracy"]
 
 
 def test_confusion(tmp_path, monkeypatch):

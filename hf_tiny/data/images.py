@@ -31,8 +31,9 @@ from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".avif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FILES = (*IMAGES, ".parquet")
+UNREAD = (".heic", ".heif", ".svg", ".dng", ".cr2", ".nef", ".arw")  # images that Pillow does not open
 DIGITS_HELD_OUT = 25.0  # per cent
 IN_MEMORY = 2**30  # bytes of decoded images
 MEASURED = 2**24  # bytes, for the mean and the deviation
@@ -117,6 +118,7 @@ def file_images(patterns: list[str], option: str, arguments: ImageArguments, lab
     for pattern in dict.fromkeys(map(os.path.expanduser, patterns)):
         if os.path.isdir(pattern):
             root = Path(pattern)
+            _say_unread(root, option)
             found = list(_class_files(root, option)) if labelled else [(path, "") for path in _inside(root)]
         else:  # a glob may also match folders, each of a class
             matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
@@ -138,6 +140,14 @@ def _inside(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root, followlinks=True):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if name[0] != "." and sources.kind(name) in FILES)
+
+
+def _say_unread(root: Path, option: str) -> None:
+    """What telephones and cameras save is not left out without a word."""
+    left_out = Counter(sources.kind(path) for path in root.rglob("*") if not sources.is_hidden(path.relative_to(root)))
+    for suffix in UNREAD:
+        if left_out[suffix]:
+            logger.warning(f"{option} {root}: {left_out[suffix]:,} files that end in {suffix} are left out. Save them as .jpg.")
 
 
 def _class_files(root: Path, option: str) -> Iterator[tuple[Path, str]]:

@@ -55,6 +55,16 @@ def broken(folder: Path) -> Path:
 # Reading
 
 
+def test_photographs_of_telephones_are_read_or_named(tmp_path, caplog):
+    write_classes(tmp_path / "사진", 6, suffix="jpg")
+    names = [path.rename(path.with_suffix(".jfif")).stem for path in sorted((tmp_path / "사진").rglob("*.jpg"))]
+    for name in ("a.HEIC", "b.heic", "._c.heic", "Thumbs.db"):
+        (tmp_path / "사진" / "bars" / name).write_bytes(b"\0\0\0\x18ftypheic")
+    splits = read_images(ImageArguments(train_file=[str(tmp_path / "사진")]), labelled=True)
+    assert sum(map(len, splits.values())) == len(names)
+    assert f"{tmp_path / '사진'}: 2 files that end in .heic are left out. Save them as .jpg." in caplog.text
+
+
 def test_folders_idx_files_and_parquet_give_the_same_images(home, tmp_path):
     folders = read_images(ImageArguments(train_file=[str(home / "train")]), labelled=True)
     assert {split: len(part) for split, part in folders.items()} == {"train": 36, "validation": 4}
