@@ -306,6 +306,7 @@ def start_words(recipe, model: PreTrainedModel, counts: Callable) -> bool:
             if not goes_on:
                 logger.warning(
                     f"{tokens:,} tokens of text say too little of the {size:,} in the vocabulary: the embeddings start at random."
+                    + " More text can be given by --raw_file." * ("raw_file" in vars(recipe))
                 )
             return None
         return np.empty(0) if goes_on else statistics.token_vectors(found, table.embedding_dim)

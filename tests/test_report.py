@@ -75,7 +75,9 @@ def test_letters_that_no_font_has_become_numbers(tmp_path, monkeypatch):
     own = [font for font in font_manager.fontManager.ttflist if font.name.startswith("DejaVu")]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
     assert report.fonts_for("abc") == ["DejaVu Sans"] and report.fonts_for("긍정") is None
-    assert report.drawable(["a", "b"]) == ["a", "b"] and report.drawable(["a", "긍정"]) == ["1", "2"]
+    assert report.drawable(["a", "b"], tmp_path / "x.png") == (["a", "b"], "") and not list(tmp_path.glob("x*"))
+    assert report.drawable(["a", "긍정"], tmp_path / "x.png") == (["1", "2"], "numbers: see x.txt")
+    assert (tmp_path / "x.txt").read_text(encoding="utf-8") == "1: a\n2: 긍정\n"
     report.draw_confusion(tmp_path / "hangul.png", ["긍정", "부정"], [0, 0, 1, 1], [0, 1, 1, 1])
     assert (tmp_path / "hangul.txt").read_text(encoding="utf-8") == "1: 긍정\n2: 부정\n"
     report.draw_attention(tmp_path / "attention.png", np.eye(2), ["긍정", "부정"], ["a", "b"])

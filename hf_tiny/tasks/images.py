@@ -258,10 +258,10 @@ class ImageEvaluation(TextEvaluation):
             images = self.batches.collate.restored(batch["pixel_values"])
             looks = pooled_attention(model, batch["pixel_values"].to(model.device))
             shown = {"image": images, "overlay": images * (DIMMED + (1 - DIMMED) * looks), "attention": looks}
-            names = report.drawable(self.task.labels)
-            titles = [names[found[row]] for row in rows]
             path = folder / f"{self.split}_attention.png"
-            report.draw_images(path, shown, titles, "attention: share of the highest")
+            names, note = report.drawable(self.task.labels, path)
+            titles = [names[found[row]] for row in rows]
+            report.draw_images(path, shown, titles, "attention: share of the highest", note)
 
 
 @torch.no_grad()
