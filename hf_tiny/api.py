@@ -16,8 +16,10 @@ from functools import cache
 from pathlib import Path
 
 from accelerate.state import AcceleratorState
+from datasets import Dataset, DatasetDict
 
 from . import arguments
+from .errors import InputError
 from .flags import RECIPES
 from .train import execute
 
@@ -37,6 +39,9 @@ def recipe_function(name: str) -> Callable[..., FinishedRun]:
 
     def function(**flags) -> FinishedRun:
         settings = {flag: list(value) if isinstance(value, tuple) else value for flag, value in flags.items()}
+        for flag, value in settings.items():
+            if isinstance(value, Dataset | DatasetDict):
+                raise InputError(f'{flag} takes files. Write the dataset to one: .to_parquet("{flag}.parquet")')
         recipe = arguments.parse(module.Recipe, settings=settings)
         AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
         with as_command(name, settings):

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import glob
 import hashlib
 import logging
 import math
@@ -56,6 +57,8 @@ LOADED = {
     "config_name",
     "discriminator_name",
 }  # flags that name a model, whose own configuration then holds
+PATHS = {*LOADED, "generator_name", "tokenizer_name", "dataset_name", "raw_file", "measure_forgetting"}
+PATHS |= {"train_file", "validation_file", "test_file"}  # flags whose values may be paths
 
 
 def flag(default, help: str, *, choices=None, group: str | None = None, **bounds: float):
@@ -181,10 +184,27 @@ def _refuse_other_recipe(path: Path) -> None:
 
 def flags_of_run(recipe_class: type[Arguments], path: Path) -> dict[str, Any]:
     """The flags of a run, by its recipe.yaml."""
-    found, left_out = read_unchanged(path), recipe_class.NOT_RESTORED
+    found, left_out = found_again(read_unchanged(path), path.parent), recipe_class.NOT_RESTORED
     settings = {name: found[name] for name in known(recipe_class) if name in found and name not in left_out}
     unset = {name: None for name, value in settings.items() if value is None}
     return {**unset, **_parse_flags(recipe_class, as_flags(settings))}
+
+
+def found_again(settings: dict, folder: Path) -> dict:
+    """The flags of the run in this folder, for use from anywhere: its relative paths start where the run was started, which
+    --output_dir and the place of the folder tell. A path that leads nowhere from there stays as it is."""
+    folder, given = folder.resolve(), Path(settings.get("output_dir") or ".")
+    started = Path(*folder.parts[: -len(given.parts) or None])
+    if started / given != folder or started == Path.cwd() or given.is_absolute():
+        return settings
+
+    def found(value):
+        if isinstance(value, list):
+            return [found(one) for one in value]
+        there = str(started / Path(str(value)).expanduser())
+        return there if glob.glob(there) else value
+
+    return {name: found(value) if name in PATHS and value else value for name, value in settings.items()}
 
 
 def check(recipe: object) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import fcntl
 import hashlib
 import json
@@ -123,7 +124,17 @@ def complete_or_absent(target: Path, main: bool = True) -> Iterator[Path]:
             shutil.rmtree(draft, ignore_errors=True)
         before = [path for path in checkpoints(target.parent) if path != target]
         kept = f"{before[-1]} is intact" if before else "no earlier checkpoint exists"
-        raise InputError(f"{target} could not be saved ({error}). Free some space, then resume: {kept}.") from error
+        raise InputError(
+            f"{target} could not be saved ({_reason(error)}). Free some space, then resume: {kept}."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why something was not written. Of a full disk torch tells a line of its own code, safetensors a number."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    full = ("enforce fail", "PytorchStreamWriter", os.strerror(errno.ENOSPC))
+    return "the disk takes no more" if any(words in str(error) for words in full) else str(error)
 
 
 def open_weights(folder: Path) -> None:
@@ -152,7 +163,7 @@ def written(what: str) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"{what} could not be written ({error}). Free some space, or move away what is in its place; then go on with "
+            f"{what} could not be written ({_reason(error)}). Free some space, or move away what is in its place; then go on with "
             "--resume_from_checkpoint latest."
         ) from error
 
@@ -373,6 +384,13 @@ def find(output_dir: Path, wanted: str) -> Path | None:
             return path
         logger.warning(f"{path} is damaged: {problem}. Trying the one before it.")
     return None
+
+
+def goes_on(config: Any) -> bool:
+    """Whether the run has a whole checkpoint to go on from, so that what its weights start from does not matter."""
+    wanted = vars(config).get("resume_from_checkpoint")
+    paths = reversed(checkpoints(Path(config.output_dir))) if wanted == "latest" else [Path(wanted)] if wanted else []
+    return any(damage(path) is None for path in paths)
 
 
 def settings(output_dir: Path, wanted: str | None) -> dict:

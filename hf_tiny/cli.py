@@ -102,8 +102,7 @@ def launch(script: Path, options: Sequence[str], flags: Sequence[str]) -> int:
     given = launch_command_parser().parse_args([*options, str(script), *flags])
     given.shutdown_timeout = LONGEST_SAVE
     given.quiet = False  # the exit code of a single process is in the exception that it would hide
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the recipe has said why it ended
-    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # six lines of defaults
+    logging.disable(logging.ERROR)  # of the launcher: lines of defaults, and how the recipe ended, which that has said
     if (given.num_processes or 1) > 1 and given.config_file is None and not torch.accelerator.is_available():
         given.config_file = str(RECIPES / "accelerate" / "cpu_2proc.yaml")  # without it there would be one process
 

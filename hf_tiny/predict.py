@@ -130,11 +130,12 @@ def _settings(name: str) -> dict:
     if path is None:
         return {}
     try:
-        return dict(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+        found = dict(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise InputError(
             f"{path} cannot be read: {error}. Delete it to use the model without the flags of its run."
         ) from error
+    return arguments.found_again(found, Path(path).parent)
 
 
 def file_of(name: str, file: str) -> str | None:

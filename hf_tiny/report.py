@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -35,10 +36,12 @@ def draw_logs(path: Path, logs: dict[str, list[dict]]) -> None:
     """A panel for each figure of the logs of runs. Of a single one, training and held-out have a colour each; of several, each
     run has one, and training is pale."""
     lines, several = [line for log in logs.values() for line in log], len(logs) > 1
+    counts = Counter(key for line in lines for key in line)
     names = [
         name
-        for name in dict.fromkeys(key.removeprefix("eval_") for line in lines for key in line)
-        if name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second", "images_per_second")
+        for name in dict.fromkeys(key.removeprefix("eval_") for key in counts)
+        if (name.endswith(SHOWN) or name in ("bleu", "chrf", "learning_rate", "tokens_per_second", "images_per_second"))
+        and (counts[name] or counts[f"eval_{name}"] > 1)  # a single point is no curve
     ]
     columns = 3
     rows = -(-len(names) // columns)
@@ -83,10 +86,8 @@ def draw_confusion(path: Path, labels: Sequence[str], gold: np.ndarray, found: n
     counts, names = matrix[np.ix_(kept, kept)], [labels[index] for index in kept]
     shares = counts / np.maximum(matrix.sum(1)[kept], 1)[:, None]
     notes = [f"the {len(kept)} most frequent of {len(labels)}"] if len(kept) < len(labels) else []
-    if fonts_for("".join(names)) is None:
-        key = path.with_suffix(".txt")
-        key.write_text("".join(f"{number}: {name}\n" for number, name in enumerate(names, 1)), encoding="utf-8")
-        notes.append(f"numbers: see {key.name}")
+    names, note = drawable(names, path)
+    notes += [note] if note else []
     counted = len(kept) <= MOST_COUNTS
     cell = max(3.0 / len(kept), 0.5 if counted else 0.22)  # inches
     side = 2.0 + cell * len(kept)
@@ -130,10 +131,12 @@ def recorded_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(used)
 
 
-def draw_images(path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] = (), scale: str = "") -> None:
+def draw_images(
+    path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] = (), scale: str = "", note: str = ""
+) -> None:
     """Rows of images under each other; of each row what it shows, and (count, height, width, channels) in 0 ... 1.
 
-    scale: what the numbers of the last row are, which then has a colour bar.
+    scale: what the numbers of the last row are, which then has a colour bar. note: stands above the titles.
     """
     count = len(next(iter(rows.values())))
     figure = _figure(1.4 * count + 1, 1.5 * len(rows))
@@ -150,6 +153,8 @@ def draw_images(path: Path, rows: dict[str, np.ndarray], titles: Sequence[str] =
         figure.colorbar(last, ax=axes, label=scale, shrink=0.8)
     for axis, title in zip(axes[0], titles, strict=False):
         axis.set_title(title[:16], fontsize=8, family=fonts_for(title[:16]) or fonts_for(""), parse_math=False)
+    if note:
+        figure.suptitle(note, fontsize=9)
     figure.savefig(path)
 
 
@@ -217,9 +222,14 @@ def _name_ticks(axis, rows: Sequence[str], columns: Sequence[str], fontsize: int
     axis.set_yticks(range(len(rows)), rows, **style)
 
 
-def drawable(names: Sequence[str]) -> list[str]:
-    """The names; where no font has their letters, their numbers, as in the confusion matrix."""
-    return [str(place) for place in range(1, len(names) + 1)] if fonts_for("".join(names)) is None else list(names)
+def drawable(names: Sequence[str], path: Path) -> tuple[list[str], str]:
+    """The names for an image; where no font has their letters numbers, which a .txt file beside it explains, and a note that says
+    so."""
+    if fonts_for("".join(names)) is not None:
+        return list(names), ""
+    key = path.with_suffix(".txt")
+    key.write_text("".join(f"{number}: {name}\n" for number, name in enumerate(names, 1)), encoding="utf-8")
+    return [str(number) for number in range(1, len(names) + 1)], f"numbers: see {key.name}"
 
 
 def fonts_for(text: str) -> list[str] | None:

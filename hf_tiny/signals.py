@@ -5,8 +5,10 @@ import ctypes
 import math
 import os
 import signal
+import stat
 import sys
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -24,14 +26,15 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopHandler:
-    """While it is entered, Ctrl-C and SIGTERM call `stop` once, though they may come twice; one that comes later ends the
-    process at once."""
+    """While it is entered, Ctrl-C, SIGTERM and the end of the terminal call `stop` once, though they may come twice; one that
+    comes later ends the process at once."""
 
     def __init__(self):
         self.since = math.inf
 
     def __enter__(self) -> None:
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # which `nohup` ignores
         self.handlers = {number: signal.signal(number, self.ask) for number in numbers}
 
     def __exit__(self, *exception) -> None:
@@ -43,12 +46,23 @@ class StopHandler:
         if now - self.since > PASSED_ON:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+        if number == signal.SIGHUP:
+            leave_terminal()
         first, self.since = self.since == math.inf, min(now, self.since)
         if first:
             self.stop(number)
 
     def stop(self, number: int) -> None:
         raise Stopped(number)
+
+
+def leave_terminal() -> None:
+    """Of a terminal that is gone: what is still printed goes nowhere, where it would be an error in the midst of saving."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode):
+                os.dup2(nowhere, number)
 
 
 def signal_when_ended(parent: int) -> bool:

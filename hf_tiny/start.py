@@ -292,29 +292,37 @@ def text_statistics(recipe, tokenizer: PreTrainedTokenizerBase, texts: Iterable[
 
 def start_words(recipe, model: PreTrainedModel, counts: Callable) -> bool:
     """Let the word embeddings of a new model start from the counts that `counts()` gives, unless the recipe or a lack of
-    text forbids it; returns whether they do. The main process computes them for all."""
+    text forbids it; returns whether they do. The main process computes them for all. A run that goes on has its weights:
+    they are only marked."""
     if recipe.init == "random" or vars(recipe).get("model_name_or_path"):
         return False
     table = model.get_input_embeddings()
+    goes_on = on_main(lambda: checkpoint.goes_on(recipe))
 
     def vectors() -> np.ndarray | None:
         found = counts()
         tokens, size = statistics.num_tokens(found), found.shape[0]
         if tokens < statistics.LEAST_TOKENS * size:
-            logger.warning(
-                f"{tokens:,} tokens of text say too little of the {size:,} in the vocabulary: the embeddings start at random."
-            )
+            if not goes_on:
+                logger.warning(
+                    f"{tokens:,} tokens of text say too little of the {size:,} in the vocabulary: the embeddings start at random."
+                    + " More text can be given by --raw_file." * ("raw_file" in vars(recipe))
+                )
             return None
-        return statistics.token_vectors(found, table.embedding_dim)
+        return np.empty(0) if goes_on else statistics.token_vectors(found, table.embedding_dim)
 
     found = on_main(vectors)
     if found is None:
         return False
     others = [module.weight for name, module in model.named_modules() if name.endswith("word_embeddings")]
-    set_words({id(weight): weight for weight in (table.weight, *others)}.values(), found)  # tied ones once
-    logger.info(
-        f"Word embeddings start from corpus statistics: {int(found.any(1).sum()):,} tokens in {found.shape[1]} dimensions."
-    )
+    tables = {id(weight): weight for weight in (table.weight, *others)}.values()  # tied ones once
+    if not goes_on:
+        set_words(tables, found)
+        logger.info(
+            f"Word embeddings start from corpus statistics: {int(found.any(1).sum()):,} tokens in {found.shape[1]} dimensions."
+        )
+    for weight in tables:
+        weight._from_statistics = True
     return True
 
 
@@ -327,7 +335,6 @@ def set_words(tables: Iterable[torch.Tensor], vectors: np.ndarray) -> None:
     for table in tables:
         scale = table.norm(dim=1).mean() / rows.norm(dim=1).mean()
         table[known, : rows.shape[1]] = (rows * scale).to(table)
-        table._from_statistics = True
 
 
 def pretrained(name: str, auto_class, changes: dict) -> PreTrainedModel:

@@ -226,6 +226,8 @@ class Run:
             left = 60 * config.max_minutes - (time.perf_counter() - began)
             steps = on_main(lambda: progress.steps_within(left, *costs, config.eval_steps))
             logger.info(f"--max_minutes {config.max_minutes:g}: {steps:,} steps of {costs[0]:.3g} s.")
+        else:
+            logger.info(f"--max_minutes: a run that goes on keeps its length, {steps:,} steps; --max_steps changes it.")
         self.config = dataclasses.replace(config, max_steps=steps, max_minutes=None)
         self.state = progress.new_state(self.config, self.batches, self.world)
 
@@ -266,7 +268,9 @@ class Run:
         if per_step != now:
             fits = [n for n in range(1, per_step + 1) if per_step % n == 0]
             if per_step % self.world:
-                advice = f", which {self.world} processes cannot share: launch {' or '.join(map(str, fits))}."
+                advice = (
+                    f", which {self.world} processes cannot share: use --num_processes {' or '.join(map(str, fits))}."
+                )
             else:
                 accumulation = self.config.gradient_accumulation_steps
                 advice = (

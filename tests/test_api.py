@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from datasets import Dataset
 from fixtures import tiny_run
 
 import hf_tiny
@@ -124,6 +125,10 @@ def test_a_preset_holds(tmp_path):
         ({"learning_rate": "fast"}, "--learning_rate: 'fast' is no number"),
         ({"logging_steps": 0}, "--logging_steps 0: it must be above 0"),
         ({"train_file": "nothing.tsv"}, "nothing.tsv"),
+        (
+            {"train_file": Dataset.from_dict({"text": ["글"]})},
+            "train_file takes files. Write the dataset to one: .to_parquet(",
+        ),
     ],
 )
 def test_mistakes_are_exceptions(tmp_path, settings, message):

@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from hf_tiny import InputError, arguments, checkpoint
 from hf_tiny.config import TrainConfig
@@ -71,6 +73,18 @@ def test_an_error_while_saving_leaves_the_old_one_and_no_draft(tmp_path):
     assert steps(tmp_path) == [1]
     assert checkpoint.damage(tmp_path / "checkpoint-1") is None
     assert not list(tmp_path.glob(".draft*"))
+
+
+def test_a_full_disk_is_told_in_our_words(tmp_path):
+    """torch tells a line of its own code ("enforce fail at inline_container.cc"), safetensors an error number."""
+    message = r"checkpoint-2 could not be saved \(the disk takes no more\)\. Free some space"
+    with pytest.raises(InputError, match=message), checkpoint.complete_or_absent(tmp_path / "checkpoint-2"):
+        torch.save({"weights": torch.zeros(100_000)}, "/dev/full")
+    with pytest.raises(InputError, match=message), checkpoint.complete_or_absent(tmp_path / "checkpoint-2"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    full = pytest.raises(InputError, match=r"metrics\.jsonl could not be written \(No space left on device\)")
+    with full, checkpoint.written("metrics.jsonl"), open("/dev/full", "w") as file:
+        file.write("figures")
 
 
 def test_a_checkpoint_takes_the_place_of_a_damaged_one(tmp_path):

@@ -260,6 +260,7 @@ def test_launched_processes(tmp_path, options, number):
     assert started.wait(60) == 128 + number
     error = (tmp_path / "err").read_text()
     assert f"Stopped by {number.name}; checkpoint-" in error and "Traceback" not in error
+    assert "death signal" not in error  # of torch's launcher
     saved = checkpoint.find(run, "latest")
     assert len(list(saved.glob("rng-*"))) == (1 if "--mixed_precision" in options else 2)
     if "--num_processes" in options:

@@ -393,6 +393,20 @@ def test_what_has_no_labels_is_refused_and_the_verb_for_it_named(tmp_path, token
         predict.main(["evaluate", folder, str(file)])
 
 
+def test_the_training_data_of_a_run_is_found_from_elsewhere(tmp_path, tokenizer, monkeypatch):
+    """Its relative paths start where it was started, also if there is a file of the same name here."""
+    texts, labels = ["great fox", "awful dog", "a box"] * 8, ["good", "bad", "plain"] * 8
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path, answers in ((tmp_path / "훈련.tsv", labels), (elsewhere / "훈련.tsv", labels[::-1])):
+        rows = "".join(f"{text}\t{label}\n" for text, label in zip(texts, answers, strict=True))
+        path.write_text(f"text\tlabel\n{rows}", encoding="utf-8")
+    settings = {"train_file": ["훈련.tsv"], "output_dir": "runs/model", "max_train_samples": 20}
+    folder = classifier(tmp_path / "runs" / "model", tokenizer, settings=settings)
+    monkeypatch.chdir(elsewhere)
+    assert evaluated(folder, tmp_path / "훈련.tsv")["baseline_accuracy"] == 1.0
+
+
 def test_without_its_training_data_a_model_has_no_baseline(tmp_path, tokenizer, caplog):
     folder = classifier(tmp_path / "model", tokenizer, settings={"train_file": ["gone.tsv"]})
     file = tmp_path / "new.tsv"

@@ -49,6 +49,7 @@ def test_a_killed_run_keeps_its_length(tmp_path):
     steps = length(run)
     ended = toy(run, max_minutes=0.05, resume_from_checkpoint="latest")
     assert ended.code == 0 and "Resumed from" in ended.err and length(run) == steps, ended.err
+    assert f"--max_minutes: a run that goes on keeps its length, {steps} steps" in ended.err
     assert toy(tmp_path / "whole", max_steps=steps).code == 0
     assert_same_training(run / f"checkpoint-{steps}", tmp_path / "whole" / f"checkpoint-{steps}")
 

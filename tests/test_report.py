@@ -1,8 +1,10 @@
 """What is drawn and printed when a run is over, and what is not loaded before."""
 
+import json
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,6 +45,20 @@ def test_one_logged_line_can_be_drawn(tmp_path):
     assert Image.open(tmp_path / "curves.png").size == (1200, 260)
 
 
+def test_a_figure_that_is_known_at_the_end_only_has_no_panel(tmp_path):
+    """Unless training has it, too."""
+    lines = [{"step": step, "loss": 1 / step} for step in (1, 2)] + [{"step": 2, "eval_loss": 1, "eval_accuracy": 0.8}]
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    titles = []
+    with mock.patch("matplotlib.axes.Axes.set_title", lambda axis, title: titles.append(title)):
+        report.draw_curves(tmp_path)
+        assert titles == ["loss"]
+        log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": 4, "eval_accuracy": 0.9}]))
+        report.draw_curves(tmp_path)
+    assert titles == ["loss", "loss", "accuracy"]
+
+
 def test_confusion(tmp_path, monkeypatch):
     report.draw_confusion(tmp_path / "two.png", ["$a$", "b"], [0, 0, 0, 0], [0, 0, 0, 1])
     assert Image.open(tmp_path / "two.png").size[0] > 300 and colours(tmp_path / "two.png") > 50
@@ -59,7 +75,9 @@ def test_letters_that_no_font_has_become_numbers(tmp_path, monkeypatch):
     own = [font for font in font_manager.fontManager.ttflist if font.name.startswith("DejaVu")]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
     assert report.fonts_for("abc") == ["DejaVu Sans"] and report.fonts_for("긍정") is None
-    assert report.drawable(["a", "b"]) == ["a", "b"] and report.drawable(["a", "긍정"]) == ["1", "2"]
+    assert report.drawable(["a", "b"], tmp_path / "x.png") == (["a", "b"], "") and not list(tmp_path.glob("x*"))
+    assert report.drawable(["a", "긍정"], tmp_path / "x.png") == (["1", "2"], "numbers: see x.txt")
+    assert (tmp_path / "x.txt").read_text(encoding="utf-8") == "1: a\n2: 긍정\n"
     report.draw_confusion(tmp_path / "hangul.png", ["긍정", "부정"], [0, 0, 1, 1], [0, 1, 1, 1])
     assert (tmp_path / "hangul.txt").read_text(encoding="utf-8") == "1: 긍정\n2: 부정\n"
     report.draw_attention(tmp_path / "attention.png", np.eye(2), ["긍정", "부정"], ["a", "b"])

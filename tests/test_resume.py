@@ -266,7 +266,7 @@ def test_killed_while_saving_then_bit_equal(whole, tmp_path, place):
     assert logged_steps(run) == list(range(1, 13))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_ends_with_its_code(whole, tmp_path, number):
     run = tmp_path / "run"
     started = start_toy(run, save_steps=0, pause=0.1)
@@ -514,7 +514,7 @@ def test_three_processes_cannot_share_two_micro_batches(tmp_path):
     assert toy(tmp_path / "run", gradient_accumulation_steps=2, max_steps=4).code == 0
     ended = tiny_run.group(tmp_path / "run", 3, resume_from_checkpoint="latest", max_steps=4)
     assert [one.code for one in ended] == [2, 2, 2]
-    assert "took 2 micro-batches per step, which 3 processes cannot share: launch 1 or 2." in ended[0].err
+    assert "took 2 micro-batches per step, which 3 processes cannot share: use --num_processes 1 or 2." in ended[0].err
 
 
 def test_save_total_limit_keeps_the_newest(tmp_path):

@@ -1,6 +1,7 @@
 """The end of a launcher reaches its processes, nobody waits for one that has ended already, and its exit code is what it says."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -36,6 +37,38 @@ with exit_codes():
     print(os.getpid(), flush=True)
     time.sleep(100)
 """
+
+
+# What is printed to a terminal that is gone is an error.
+CLOSED = """
+import sys, time
+from hf_tiny.errors import exit_codes
+from hf_tiny.signals import Stopped
+with exit_codes():
+    try:
+        print("ready", flush=True)
+        time.sleep(100)
+    except Stopped:
+        print("saving", flush=True)
+        open(sys.argv[1], "w").write("saved")
+        raise
+"""
+
+
+def test_a_terminal_that_is_closed_lets_a_run_save(tmp_path):
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execve(sys.executable, [sys.executable, "-c", CLOSED, str(tmp_path / "saved")], LAUNCHED)
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 128 + signal.SIGHUP
+    assert (tmp_path / "saved").read_text() == "saved"
+
+
+def test_nohup_is_heeded():
+    code = "import os, signal, sys; from hf_tiny.errors import exit_codes\nwith exit_codes(): os.kill(os.getpid(), signal.SIGHUP)"
+    command = ["nohup", sys.executable, "-c", f"{code}; print('goes on')"]
+    assert subprocess.run(command, env=LAUNCHED, capture_output=True, text=True).stdout == "goes on\n"
 
 
 def test_a_launcher_that_ends_while_the_kernel_is_asked_is_noticed():

@@ -34,6 +34,7 @@ from hf_tiny import (
     HfTinyElectraForPreTraining,
     HfTinyTokenLinkingConfig,
     InputError,
+    checkpoint,
     convert,
     optim,
     predict,
@@ -461,6 +462,25 @@ def test_too_little_text_or_a_wish_leaves_them_at_random(caplog):
     assert "say too little of the 40 in the vocabulary: the embeddings start at random" in caplog.text
     assert not start.start_words(SimpleNamespace(init="random"), model, counted)
     assert all(torch.equal(one, fresh.state_dict()[name]) for name, one in model.state_dict().items())
+
+
+def test_a_run_that_goes_on_only_marks_them(tmp_path, caplog, monkeypatch):
+    """Its weights are those of the checkpoint; one that is damaged is not gone on from."""
+    with checkpoint.complete_or_absent(tmp_path / "checkpoint-2") as draft:
+        (draft / "config.json").write_text("{}")
+    recipe = SimpleNamespace(init=None, resume_from_checkpoint="latest", output_dir=str(tmp_path))
+    model, fresh = electra(), electra()
+    with monkeypatch.context() as patch, caplog.at_level("INFO", logger="hf_tiny"):
+        patch.setattr(statistics, "token_vectors", lambda *_: pytest.fail("they are computed"))
+        assert start.start_words(recipe, model, counted) and not start.start_words(recipe, model, lambda: counted(100))
+    assert not caplog.text and all(
+        torch.equal(one, fresh.state_dict()[name]) for name, one in model.state_dict().items()
+    )
+    assert model.get_input_embeddings().weight._from_statistics
+    (tmp_path / "checkpoint-2" / "config.json").write_text("{ }")
+    with caplog.at_level("INFO", logger="hf_tiny"):
+        assert start.start_words(recipe, model, counted)
+    assert "start from corpus statistics" in caplog.text
 
 
 @pytest.mark.parametrize("flags", [{"init": "statistics"}, {"raw_file": ["text.txt"]}])

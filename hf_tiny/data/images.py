@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob
 from pathlib import Path
+from unicodedata import normalize
 
 import datasets
 import numpy as np
@@ -31,8 +32,9 @@ from hf_tiny.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".avif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FILES = (*IMAGES, ".parquet")
+UNREAD = (".heic", ".heif", ".svg", ".dng", ".cr2", ".nef", ".arw")  # images that Pillow does not open
 DIGITS_HELD_OUT = 25.0  # per cent
 IN_MEMORY = 2**30  # bytes of decoded images
 MEASURED = 2**24  # bytes, for the mean and the deviation
@@ -117,6 +119,7 @@ def file_images(patterns: list[str], option: str, arguments: ImageArguments, lab
     for pattern in dict.fromkeys(map(os.path.expanduser, patterns)):
         if os.path.isdir(pattern):
             root = Path(pattern)
+            _say_unread(root, option)
             found = list(_class_files(root, option)) if labelled else [(path, "") for path in _inside(root)]
         else:  # a glob may also match folders, each of a class
             matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))
@@ -128,16 +131,31 @@ def file_images(patterns: list[str], option: str, arguments: ImageArguments, lab
             if sources.kind(path) == ".parquet":
                 yield from _table_images(str(path), arguments, labelled)
             elif sources.kind(path) in IMAGES:
-                yield LabelledImage(partial(Image.open, path), label if labelled else None, str(path))
+                # A Mac writes the names of folders in another form.
+                name = normalize("NFC", label) if labelled else None
+                yield LabelledImage(partial(Image.open, path), name, str(path))
             else:
                 yield from _idx_images(str(path), option, labelled)
 
 
 def _inside(root: Path) -> Iterator[Path]:
-    """All files of a folder and the folders in it, links too, but for hidden ones."""
+    """All files of a folder and the folders in it, links too, but for hidden ones and the images that runs have drawn."""
     for folder, subfolders, names in os.walk(root, followlinks=True):
+        if folder != str(root) and any(sources.is_of_run(Path(folder, name)) for name in names):
+            subfolders.clear()
+            continue
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if name[0] != "." and sources.kind(name) in FILES)
+
+
+def _say_unread(root: Path, option: str) -> None:
+    """What telephones and cameras save is not left out without a word."""
+    left_out = Counter(sources.kind(path) for path in root.rglob("*") if not sources.is_hidden(path.relative_to(root)))
+    for suffix in UNREAD:
+        if left_out[suffix]:
+            logger.warning(
+                f"{option} {root}: {left_out[suffix]:,} files that end in {suffix} are left out. Save them as .jpg."
+            )
 
 
 def _class_files(root: Path, option: str) -> Iterator[tuple[Path, str]]:

@@ -22,6 +22,7 @@ from glob import glob
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 import datasets
 import pyarrow as pa
@@ -94,6 +95,9 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
             )
         for path in map(Path, matches):
             files = [file for file in path.rglob("*") if not is_hidden(file.relative_to(path))]
+            if runs := {file.parent for file in files if file.parent != path and is_of_run(file)}:
+                logger.warning(f"{flag} {path}: {min(runs)} is the folder of a run: what runs have left is not read.")
+                files = [file for file in files if not runs.intersection(file.parents)]
             inside = sorted(str(file) for file in files if kind(file) in supported and file.is_file())
             others = {kind(file) for file in files} if path.is_dir() else {kind(path)}
             advice = "".join(f" {SAVED[other]}" for other in sorted(others & SAVED.keys()))
@@ -112,6 +116,11 @@ def expand(patterns: list[str], flag: str, supported: tuple[str, ...], any_suffi
 def is_hidden(path: Path) -> bool:
     """As `.ipynb_checkpoints/a.txt`, or `._a.png` in an archive of a Mac: a copy, or no text and no image at all."""
     return any(part.startswith(".") for part in path.parts)
+
+
+def is_of_run(path: Path) -> bool:
+    """Whether a file lies in the folder that a run has written to, beside the data perhaps: it is no data."""
+    return path.name == "recipe.yaml" and path.with_name("metrics.jsonl").exists()
 
 
 def kind(path: str | Path) -> str:
@@ -257,9 +266,10 @@ def _tsv_rows(part: Part, decoding: Decoding, columns: list[str] | None) -> Rows
 
 
 def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
-    """Excel leaves empty columns behind the last one: they have no name."""
+    """Excel leaves empty columns behind the last one: they have no name. A Mac may write names in another form than people
+    type them."""
     start, header = next(table, ("", []))
-    width = len(header)
+    header, width = [normalize("NFC", name) for name in header], len(header)
     while len(header) > 1 and not header[-1].strip():
         header = header[:-1]
     _refuse_twice(header, start)
@@ -275,6 +285,10 @@ def _with_header(table: Iterator[tuple[Place | str, list[str]]]) -> Rows:
 
 def _refuse_twice(columns: list[str], place: Place | str) -> None:
     twice = [name for name, count in Counter(columns).items() if count > 1]
+    if twice and not twice[0].strip():
+        raise InputError(
+            f"{place}: several columns have no name here. If their names stand in a line below, delete what is above it."
+        )
     if twice:
         raise InputError(f"{place}: the column {twice[0]!r} is there twice. Give each column a name of its own.")
 

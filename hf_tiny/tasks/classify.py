@@ -1,5 +1,6 @@
 """N → 1: a label, several, or a number, for a text or a pair of texts."""
 
+import logging
 import math
 import re
 from bisect import bisect_right
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
+from unicodedata import normalize
 
 import datasets
 import numpy as np
@@ -31,6 +33,8 @@ from hf_tiny.metrics import Metric, macro_f1, majority, share
 from hf_tiny.models.heads import EncoderConfig
 from hf_tiny.start import load_config, named
 from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
+
+logger = logging.getLogger(__name__)
 
 LINES = ".txt"  # "label text" lines
 SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NULL!", "#NUM!")  # Excel saves them as text
@@ -114,9 +118,9 @@ def _several(value, place: str, arguments: ClassifyArguments) -> tuple[str, ...]
 
 
 def label_name(value, place: str, column: str | None) -> str:
-    """A label as text. NaN is no label, whether it is a number or what a table says where there is none; nor is an error of a
-    spreadsheet. column: None where it is the first word of a line."""
-    name = "" if value is None else str(value).strip()
+    """A label as text; as a Mac writes Hangul it looks the same and is another. NaN is no label, whether it is a number or what
+    a table says where there is none; nor is an error of a spreadsheet. column: None where it is the first word of a line."""
+    name = "" if value is None else normalize("NFC", str(value).strip())
     if not name or name.lower() == "nan" or name.upper() in SHEET_ERRORS:
         where = "the first word" if column is None else f"column {column!r}"
         raise NoLabel(place, f"the label, {where}, is {name or 'empty'}")
@@ -374,6 +378,9 @@ class TextTask(Task):
                 raise InputError(
                     f"{text.place}: labels are lists in some rows and not in others, such as {first.place}."
                 )
+        empty = [text.place for text in chain.from_iterable(splits.values()) if not "".join(text.texts).strip()]
+        if empty:
+            logger.warning(f"{len(empty):,} texts are empty, such as {empty[0]}: there is nothing to learn from them.")
         return splits
 
     def from_file(self, path: str, decoding: Decoding, labelled: bool = True) -> Iterator[Text]:
@@ -387,9 +394,8 @@ class TextTask(Task):
             if not label:
                 raise InputError(f"{place}: the line begins with a blank and not with a label, as `label text` does.")
             several = _several(label, place, self.arguments)
-            if several is None:
-                label_name(label, place, None)
-            yield Text(text, None, label, place, LINES, {}, several)
+            name = label_name(label, place, None) if several is None else label
+            yield Text(text, None, name, place, LINES, {}, several)
 
     def from_row(self, kind: str, place: str, row: dict, labelled: bool = True) -> Text:
         given = self.arguments

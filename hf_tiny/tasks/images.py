@@ -23,7 +23,7 @@ from hf_tiny import report
 from hf_tiny.arguments import flag
 from hf_tiny.baselines import Baseline, sample
 from hf_tiny.callbacks import EMA, Callback
-from hf_tiny.checkpoint import loaded
+from hf_tiny.checkpoint import goes_on, loaded
 from hf_tiny.data.augment import Augment, AugmentArguments, Mix
 from hf_tiny.data.batches import Batch, uniform
 from hf_tiny.data.images import (
@@ -175,7 +175,7 @@ def start_patches(recipe, model: PreTrainedModel, data: ImageData, collate: Norm
     """Let the projection of patches start from their principal components in the training images. Outputs beyond these keep
     the usual initialisation, whose norm the components get."""
     ours = isinstance(model.config, HfTinyViTConfig)
-    if recipe.init == "random" or recipe.model_name_or_path or not ours:
+    if recipe.init == "random" or recipe.model_name_or_path or not ours or on_main(lambda: goes_on(recipe)):
         return
     weight = model.get_input_embeddings().weight  # (hidden, pixels of a patch)
 
@@ -258,10 +258,10 @@ class ImageEvaluation(TextEvaluation):
             images = self.batches.collate.restored(batch["pixel_values"])
             looks = pooled_attention(model, batch["pixel_values"].to(model.device))
             shown = {"image": images, "overlay": images * (DIMMED + (1 - DIMMED) * looks), "attention": looks}
-            names = report.drawable(self.task.labels)
-            titles = [names[found[row]] for row in rows]
             path = folder / f"{self.split}_attention.png"
-            report.draw_images(path, shown, titles, "attention: share of the highest")
+            names, note = report.drawable(self.task.labels, path)
+            titles = [names[found[row]] for row in rows]
+            report.draw_images(path, shown, titles, "attention: share of the highest", note)
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ class PairArguments(TextSplitArguments):
     target_column: str | None = flag(None, "Column of the target. By default they are `source` and `target`.")
     max_source_length: int = flag(128, "Number of tokens of a source, special tokens included, at most.", low=8)
     max_target_length: int = flag(128, "Number of tokens of a target, special tokens included, at most.", low=8)
-    truncate_pairs: bool = flag(False, "Cut off what is longer, and count it; else it is an error.")
+    truncate_pairs: bool = flag(True, "Cut off the ends of what is longer, and count it; else it is an error.")
     skip_empty_pairs: bool = flag(False, "Leave out pairs with an empty side, and count them; else it is an error.")
     copy_attention: bool | None = flag(
         None,
@@ -502,14 +502,12 @@ class PairTask(Task):
                 f"{len(long):,} of {len(items):,} pairs are longer than --max_source_length {lengths[0]} or "
                 f"--max_target_length {lengths[1]}"
             )
+            source, target = sizes.max(1) + lengths - rooms
+            most = f"The longest source has {source} tokens, the longest target {target}."
             if not given.truncate_pairs:
-                source, target = sizes.max(1) + lengths - rooms
-                raise InputError(
-                    f"{items[long[0]].place}: this is the first of those that are too long: {what}. The longest source has "
-                    f"{source} tokens, the longest target {target}. Raise the lengths, or cut the ends off with "
-                    "--truncate_pairs."
-                )
-            logger.warning(f"{what}: their ends are cut off.")
+                place = items[long[0]].place
+                raise InputError(f"{place}: the first of those that are too long: {what}. {most} Raise the lengths.")
+            logger.warning(f"{what}: their ends are cut off. {most} Raise the lengths to keep them.")
         kept = list(enumerate(self.SIDES if labelled else self.SIDES[:1]))
         return [
             {**{name: encoder.framed(sides[side][example], side) for side, name in kept}, "example": example}

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from unicodedata import normalize
 
 import datasets
 import numpy as np
@@ -53,6 +54,16 @@ def broken(folder: Path) -> Path:
 
 
 # Reading
+
+
+def test_photographs_of_telephones_are_read_or_named(tmp_path, caplog):
+    write_classes(tmp_path / "사진", 6, suffix="jpg")
+    names = [path.rename(path.with_suffix(".jfif")).stem for path in sorted((tmp_path / "사진").rglob("*.jpg"))]
+    for name in ("a.HEIC", "b.heic", "._c.heic", "Thumbs.db"):
+        (tmp_path / "사진" / "bars" / name).write_bytes(b"\0\0\0\x18ftypheic")
+    splits = read_images(ImageArguments(train_file=[str(tmp_path / "사진")]), labelled=True)
+    assert sum(map(len, splits.values())) == len(names)
+    assert f"{tmp_path / '사진'}: 2 files that end in .heic are left out. Save them as .jpg." in caplog.text
 
 
 def test_folders_idx_files_and_parquet_give_the_same_images(home, tmp_path):
@@ -107,6 +118,20 @@ def test_hidden_files_are_no_images(tmp_path, labelled):
         (tmp_path / label / "._0.png").write_bytes(b"Mac OS X")
     found = file_images([str(tmp_path)], "--train_file", ImageArguments(), labelled)
     assert [image.place for image in found] == [str(tmp_path / label / "0.png") for label in ("bars", "dots")]
+
+
+def test_a_class_may_be_named_by_a_mac_and_images_of_a_run_are_no_class(tmp_path):
+    for label in ("꽃", normalize("NFD", "얼굴")):
+        for number in range(5):
+            (tmp_path / label).mkdir(exist_ok=True)
+            Image.new("L", (4, 4)).save(tmp_path / label / f"{number}.png")
+    run = tmp_path / "꽃" / "run"
+    run.mkdir()
+    Image.new("L", (4, 4)).save(run / "curves.png")
+    for name in ("recipe.yaml", "metrics.jsonl"):
+        (run / name).write_text("")
+    found = list(file_images([str(tmp_path)], "--train_file", ImageArguments(), labelled=True))
+    assert sorted({image.label for image in found}) == ["꽃", "얼굴"] and len(found) == 10
 
 
 def test_a_glob_takes_folders_as_classes_and_files(home):

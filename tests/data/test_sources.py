@@ -9,6 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import normalize
 
 import datasets
 import pyarrow as pa
@@ -190,6 +191,23 @@ def test_documents_that_a_folder_holds_beside_texts_are_named(write, caplog):
     assert f"--train_file {folder}: files that end in .hwp are left out. Save the text" in caplog.text
 
 
+def test_what_runs_have_left_in_a_folder_is_no_data(write, caplog):
+    """`--train_file .` a second time: predictions of the first run would be trained on."""
+    folder = Path(write("a.csv", "text\n하나\n")).parent
+    for name in ("recipe.yaml", "metrics.jsonl", "validation_predictions.csv", "seed-1/more.csv"):
+        (folder / "runs" / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "runs" / "a" / name).write_text("text\n둘\n", encoding="utf-8")
+    supported = (".csv", ".jsonl")
+    assert sources.expand([str(folder)], "--train_file", supported) == [os.path.realpath(folder / "a.csv")]
+    assert f"{folder / 'runs' / 'a'} is the folder of a run: what runs have left is not read" in caplog.text
+    assert len(sources.expand([str(folder / "runs" / "a")], "--train_file", supported)) == 3  # it is asked for
+
+
+def test_names_of_columns_may_be_written_by_a_mac(write):
+    path = write("a.csv", normalize("NFD", "질문,분류\n하나,둘\n"))
+    assert [list(row) for _, row in sources.table_rows(path, Decoding())] == [["질문", "분류"]]
+
+
 def test_hidden_files_of_a_folder_are_no_data(write):
     """Jupyter keeps copies, a Mac's archives have a `._` file beside each; all of them were read."""
     folder = Path(write("texts/a.txt", "one\n")).parent
@@ -257,6 +275,11 @@ BAD = {
     ),
     "a text for a header": ("a.tsv", f"{'long ' * 99}\tb\nx\ty\n", r"only '(long ){7}long…', 'b'\. Name the right one"),
     "column twice": ("a.csv", "text,text\na,b\n", "a.csv:1: the column 'text' is there twice"),
+    "columns without a name": (
+        "a.csv",
+        "접수;;상담;;결과\n번호;;text;;label\n",
+        "a.csv:1: several columns have no name here. If their",
+    ),
     "column twice in tsv": ("a.tsv", "text\tid\tid\na\tb\tc\n", "a.tsv:1: the column 'id' is there twice"),
     "column twice in parquet": (
         "a.parquet",

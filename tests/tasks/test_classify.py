@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unicodedata import normalize
 
 import datasets
 import numpy as np
@@ -74,6 +75,15 @@ def predicted(texts: list[Text], answers: list[str], folder: Path) -> list[Path]
 
 
 # Reading and writing
+
+
+def test_a_label_that_looks_the_same_is_the_same(write, caplog):
+    """As a Mac writes Hangul, and with blanks that nobody sees; texts that are empty are counted."""
+    rows = [("봤다", "긍정"), ("봤다", normalize("NFD", "긍정")), ("", "긍정 "), ("안 봤다", "부정")]
+    assert {text.label for text in texts_of(write("a.tsv", table(rows, "\t")))} == {"긍정", "부정"}
+    assert "2 texts are empty, such as " in caplog.text and "a.tsv:4: there is nothing to learn" in caplog.text
+    lines = "".join(f"{label.strip()} {text}\n" for text, label in rows * 2)
+    assert {text.label for text in texts_of(write("a.txt", lines))} == {"긍정", "부정"}
 
 
 def table(rows, separator: str) -> str:

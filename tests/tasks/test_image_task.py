@@ -28,7 +28,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_tiny import HfTinyViTConfig, HfTinyViTForImageClassification, InputError
+from hf_tiny import HfTinyViTConfig, HfTinyViTForImageClassification, InputError, checkpoint
 from hf_tiny.arguments import parse
 from hf_tiny.data.images import ImageArguments, ImageBatches, ImageData, LabelledImage, read_images
 from hf_tiny.models.image_processing import HfTinyGreyImageProcessor
@@ -286,7 +286,7 @@ def test_masking_needs_our_own_model(home, tmp_path):
         recipe.main(parse(recipe.Recipe, flags(**given(home, model_name_or_path=home / "native"))))
 
 
-def test_patches_start_from_their_principal_components(caplog):
+def test_patches_start_from_their_principal_components(caplog, tmp_path):
     numbers = np.random.default_rng(0)
     strips = numbers.normal(size=(60, 1, 8)) * [1, 1, 1, 1, 3, 3, 3, 3] + numbers.normal(size=(60, 8, 1))
     pixels = (128 + 20 * strips).clip(0, 255).astype(np.uint8)
@@ -302,6 +302,13 @@ def test_patches_start_from_their_principal_components(caplog):
         HfTinyGreyImageProcessor(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5]), 0
     )
     start_patches(SimpleNamespace(init="random", model_name_or_path=None), model, data, collate)
+    with checkpoint.complete_or_absent(tmp_path / "checkpoint-2") as draft:
+        (draft / "config.json").write_text("{}")
+    resumed = {
+        "resume_from_checkpoint": "latest",
+        "output_dir": str(tmp_path),
+    }  # the weights are those of the checkpoint
+    start_patches(SimpleNamespace(init=None, model_name_or_path=None, **resumed), model, data, collate)
     assert torch.equal(model.get_input_embeddings().weight, before)
     start_patches(recipe, model, data, collate)
     weight = model.get_input_embeddings().weight.detach()

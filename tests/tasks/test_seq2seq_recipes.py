@@ -354,7 +354,8 @@ def empty_aligned_side(folder, home):
 
 def too_long(folder, home):
     path = write_table(folder / "long.tsv", [*pair_rows(20, seed=0), ("배 " * 40, "ship")], COLUMNS)
-    return {"train_file": path}, [f"{path}:22:", "1 of 21 pairs", "--max_source_length 16", "--truncate_pairs"]
+    flags = {"train_file": path, "truncate_pairs": False}
+    return flags, [f"{path}:22:", "1 of 21 pairs", "--max_source_length 16", "Raise the lengths"]
 
 
 def no_column(folder, home):
