@@ -29,6 +29,7 @@ SIZES = {
     "lsh_attn_chunk_length": 4,
     "local_attn_chunk_length": 4,
     "num_hashes": 2,
+    "hash_centred_keys": True,
     "hidden_dropout_prob": 0.0,
     "initializer_range": 0.3,
     "chunk_size_feed_forward": 16,
@@ -331,6 +332,24 @@ def test_more_hashes_find_more_of_the_largest_scores(causal):
     assert recall[-1] > recall[0] + 0.2
     chance = layer.visibility(key, given).dense(256, 256).float().mean().item() * (2 if causal else 1)
     assert recall[-1] > 1.2 * chance
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_keys_have_in_common_does_not_fill_a_bucket(causal):
+    """Pairs of equal keys, 128 tokens apart, and a part of every key that is the same: it leaves half of the pairs in buckets
+    so large that they are out of reach."""
+    seen, largest = {}, {}
+    for centred in (False, True):
+        layer, query, _, _, given = attention_inputs(
+            256, causal, 1, chunk=32, across=False, num_buckets=8, hash_centred_keys=centred
+        )
+        query[:, :, 128:] = query[:, :, :128]
+        key = layer.keys_of(query + 4 * torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(1)))
+        places = torch.arange(128, 256)
+        seen[centred] = layer.visibility(key, given).dense(256, 256)[..., places, places - 128].float().mean().item()
+        largest[centred] = nn.functional.one_hot(given.buckets[0].long()).sum(-2).max().item()
+    assert seen[True] > seen[False] + 0.2, seen
+    assert largest[True] < largest[False] / 2, largest
 
 
 @torch.no_grad()
