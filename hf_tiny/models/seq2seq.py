@@ -139,27 +139,44 @@ class DecoderBlock(EncoderBlock):
     """An `EncoderBlock` that also attends to what the encoder says. A class of its own: sharding wraps blocks by class."""
 
 
+def copied_so_far(source_ids: Tensor, read: Tensor, cache: EncoderDecoderCache | None) -> Tensor:
+    """How many of the first tokens of the source (batch, source) stand, in their order, in what the decoder has read up to each
+    token (batch * copies, length): where to go on, also after words that were added. The cache keeps it."""
+    past = 0 if cache is None else cache.get_seq_length() - read.shape[1]
+    source = F.pad(source_ids, (0, 1), value=-1).repeat_interleave(len(read) // len(source_ids), dim=0)
+    known = read.new_zeros(len(read), 1) if past == 0 else vars(cache)["copied"][:, :past]
+    counts = [known[:, -1:]]
+    for place in range(1 if past == 0 else 0, read.shape[1]):  # the first token only starts the text
+        found = source.gather(1, counts[-1]) == read[:, place : place + 1]
+        counts.append(counts[-1] + found)
+    known = torch.cat((known[:, :-1], *counts), dim=1)
+    if cache is not None:
+        vars(cache)["copied"] = known
+    return known[:, -read.shape[1] :]
+
+
 class Pointer(nn.Module):
     """A pointer to the source beside the output layer, and a gate between the two: the pointer-generator network of See
     et al. (2017). Scores are a bilinear form of the decoder's states and the encoder's, so there are no keys to cache. Before
     anything is learned, the gate and `follow` make the model repeat its source."""
 
-    START = (8.0, 2.0, -1.0)  # of `follow`, and of the gate's bias
+    START = (4.0, 4.0, 4.0, -1.0)  # of `follow`, and of the gate's bias
 
     def __init__(self, size: int):
         super().__init__()
         self.query = nn.Linear(size, size)
         self.gate = nn.Linear(2 * size, 1)
-        self.follow = nn.Parameter(torch.tensor(self.START[:2]))
+        self.follow = nn.Parameter(torch.tensor(self.START[:3]))
 
-    def places(self, source_ids: Tensor, read: Tensor, past: int | Tensor, start: int | None) -> Tensor:
+    def places(self, source_ids: Tensor, read: Tensor, copied: Tensor) -> Tensor:
         """(batch * copies, length, source): what speaks for a place of the source, whatever it means: that it comes after the
-        token that was `read` last (batch * copies, length), and is not far from as many tokens after the beginning."""
-        before = F.pad(source_ids[:, :-1], (1, 0), value=-1 if start is None else start)
+        token that was `read` last, is near to as many tokens as were `copied`, and not before them; both are (batch * copies,
+        length)."""
+        before = F.pad(source_ids[:, :-1], (1, 0), value=-1)
         after_read = read.view(len(source_ids), -1, 1) == before[:, None]  # (batch, target, source)
-        length, places = read.shape[1], torch.arange(before.shape[1], device=read.device)
-        far = (torch.arange(length, device=read.device)[:, None] + past - places).abs()  # (length, source)
-        return after_read.view(len(read), length, -1) * self.follow[0] - far.to(self.follow.dtype).log1p() * self.follow[1]
+        back = copied[..., None] - torch.arange(before.shape[1], device=read.device)  # (batch * copies, length, source)
+        far = back.abs().to(self.follow.dtype).log1p()
+        return after_read.view(far.shape) * self.follow[0] - far * self.follow[1] - (back > 0) * self.follow[2]
 
     def forward(
         self, x: Tensor, memory: Tensor, source_ids: Tensor, mask: Tensor | None, places: Tensor
@@ -401,9 +418,8 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
         copies = None
         if self.config.copy_attention:
             source_ids, read = self.source_ids(input_ids, encoder_outputs), self.known(decoder_input_ids)
-            cache = outputs.past_key_values
-            past = 0 if cache is None else cache.get_seq_length() - read.shape[1]
-            places = self.copy_attention.places(source_ids, read, past, self.config.decoder_start_token_id)
+            text = source_ids if attention_mask is None else source_ids.masked_fill(attention_mask == 0, -1)
+            places = self.copy_attention.places(text, read, copied_so_far(text, read, outputs.past_key_values))
             given = (outputs.encoder_last_hidden_state, source_ids, attention_mask, slice_logits_to_keep(places, kept))
             copies, weights = self.copy_attention(slice_logits_to_keep(x, kept), *given)
             if kwargs.get("output_attentions"):
@@ -447,6 +463,8 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
 
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        if self.config.copy_attention:
+            vars(past_key_values)["copied"] = vars(past_key_values)["copied"][beam_idx]
         return past_key_values
 
     def _get_top_k_continuations(self, accumulated_log_probs: Tensor, **given) -> tuple[Tensor, Tensor, Tensor]:

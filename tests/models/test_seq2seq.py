@@ -616,10 +616,13 @@ def mixed(model: HfTinySeq2SeqForConditionalGeneration, batch: dict, ids: Tensor
         length = int(batch["attention_mask"][row].sum())
         known = memory[row, :length]
         for place, state in enumerate(x[row]):
-            before = [BOS, *batch["input_ids"][row, : length - 1].tolist()]
-            after_read = x.new_tensor([token == ids[row, place] for token in before])
-            far = x.new_tensor([abs(i - place) for i in range(length)])
+            tokens, copied = batch["input_ids"][row, :length].tolist(), 0
+            for token in ids[row, 1 : place + 1]:  # in the order of the source
+                copied += copied < len(tokens) and tokens[copied] == token
+            after_read = x.new_tensor([i > 0 and tokens[i - 1] == ids[row, place] for i in range(length)])
+            far = x.new_tensor([abs(i - copied) for i in range(length)])
             follow = pointer.follow[0] * after_read - pointer.follow[1] * (1 + far).log()
+            follow[:copied] -= pointer.follow[2]
             attention = (known @ pointer.query(state) / x.shape[-1] ** 0.5 + follow).softmax(0)
             gate = pointer.gate(torch.cat((state, attention @ known))).sigmoid()
             copied = [
@@ -680,7 +683,8 @@ def test_the_loss_of_copies_and_its_gradient(smoothing, training):
 
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"use_cache": False}])
 def test_before_it_learns_it_repeats_its_source(how):
-    """Texts of 12 different tokens, which stand in them several times, and were never seen."""
+    """Texts of 12 different tokens, which stand in them several times, and were never seen. What it is made to write first is
+    an addition: it goes on with the source after it."""
     torch.manual_seed(0)
     config = HfTinySeq2SeqConfig(**{**SIZES, "initializer_range": 0.02, "copy_attention": True})
     model = HfTinySeq2SeqForConditionalGeneration(config).eval()
@@ -688,6 +692,9 @@ def test_before_it_learns_it_repeats_its_source(how):
     ids[0, 20], ids[0, 21:] = EOS, PAD
     found = model.generate(ids, attention_mask=ids.ne(PAD).long(), max_new_tokens=40, **how)
     assert [row[1:] for row in rows_of(found)] == rows_of(ids)
+    begun = torch.cat((torch.full((6, 1), BOS), ids[:, :9], torch.tensor([[40, 41, 42]] * 6)), dim=1)
+    found = model.generate(ids, attention_mask=ids.ne(PAD).long(), decoder_input_ids=begun, max_new_tokens=40, **how)
+    assert [row[1:10] + row[13:] for row in rows_of(found)] == rows_of(ids)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
