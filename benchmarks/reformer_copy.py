@@ -27,11 +27,11 @@ def sequences(count: int, length: int, seed: int) -> Tensor:
     return torch.cat((torch.zeros(count, 1, dtype=torch.long), words), dim=1).repeat(1, 2)
 
 
-def build(length: int, layers: int) -> HfTinyReformerForCausalLM:
+def build(length: int, layers: int, centred: bool) -> HfTinyReformerForCausalLM:
     """The paper's sizes: one layer, width and feed-forward 256, 4 heads. A place has an embedding of its own."""
     config = HfTinyReformerConfig(
         vocab_size=SYMBOLS + 1, hidden_size=512, attn_layers=["lsh"] * layers, num_attention_heads=4,
-        intermediate_size=256, axial_pos_shape=[length, 1], lsh_attn_chunk_length=32, num_hashes=TRAINED,
+        intermediate_size=256, axial_pos_shape=[length, 1], lsh_attn_chunk_length=32, num_hashes=TRAINED, hash_centred_keys=centred,
         hidden_dropout_prob=0.0, initializer_range=0.05, pad_token_id=None, eos_token_id=None,
     )  # fmt: skip
     return HfTinyReformerForCausalLM(config)
@@ -79,7 +79,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--batch_size", type=int, default=4)
+    parser.add_argument("--hash_centred_keys", type=lambda text: text == "True", default=True)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
@@ -88,7 +89,7 @@ def main() -> None:
         arguments.steps, arguments.batch_size = 20, 4
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
-    model = build(arguments.length, arguments.layers).train()
+    model = build(arguments.length, arguments.layers, arguments.hash_centred_keys).train()
     held_out = sequences(32 if arguments.quick else 256, arguments.length, seed=2**40)
     train(model, arguments, held_out)
     found = {hashes: round(100 * accuracy(model, held_out, hashes), 2) for hashes in PAPER}

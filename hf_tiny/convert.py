@@ -71,7 +71,7 @@ NATIVE_CLASSIFIER = {"classifier_pooling": "cls", "classifier_pairs": False}
 NATIVE_MARIAN = {"position_embedding_type": "sinusoidal", "norm_first": False, "layer_norm_eps": 1e-5}
 NATIVE_MARIAN |= {"tie_word_embeddings": True, "copy_attention": False}
 NATIVE_VIT = {"position_embedding_type": "learned", "num_register_tokens": 0, "layer_scale_init_value": None}
-NATIVE_VIT |= {"drop_path_rate": 0}
+NATIVE_VIT |= {"drop_path_rate": 0, "stem": "patch"}
 NATIVE_REFORMER = {"axial_pos_embds": True, "lsh_num_chunks_before": 1, "lsh_num_chunks_after": 0}
 NATIVE_REFORMER |= {"local_num_chunks_before": 1, "local_num_chunks_after": 0}
 

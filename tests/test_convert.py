@@ -335,9 +335,10 @@ def test_vit_there_and_back(model_class, tmp_path):
 
 
 def test_a_vit_that_transformers_does_not_have():
-    model = HfTinyViTForImageClassification(HfTinyViTConfig(**{**VIT, "pooling": "mean"}))
-    with pytest.raises(InputError, match="pooling is 'mean'"):
-        convert.vit_to_native(model)
+    for change, message in (({"pooling": "mean"}, "pooling is 'mean'"), ({"stem": "conv"}, "stem is 'conv': .* 'patch'")):
+        model = HfTinyViTForImageClassification(HfTinyViTConfig(**{**VIT, **change}))
+        with pytest.raises(InputError, match=message):
+            convert.vit_to_native(model)
     model = HfTinyViTForMaskedImageModeling(HfTinyViTConfig(**{**VIT, "image_size": [4, 8]}))
     with pytest.raises(InputError, match="square"):
         convert.vit_to_native(model)

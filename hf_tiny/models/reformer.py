@@ -37,6 +37,7 @@ logger = logging.get_logger(__name__)
 Bits = TypeVar("Bits", Tensor, int)
 LAYERS = ("lsh", "local")
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
+PRIOR = 4  # tokens at 0 before each text: without them, the first one would be its own mean
 
 
 @strict
@@ -48,6 +49,8 @@ class HfTinyReformerConfig(EncoderConfig):
     position_embedding_type: "axial" (learned, for lengths up to the product of `axial_pos_shape`) or "rotary".
     num_hashes: rounds of hashing in an LSH layer; `forward` takes another number, too.
     num_buckets: even, or a list of even factors; by the length of each text when None.
+    hash_centred_keys: hash a key without the mean of the keys so far (with `is_decoder`; else of the text). What all keys have
+        in common would put most of them into a few buckets, too large to be searched.
     attend_across_buckets: in a causal LSH layer, a token sees all that is before it in its chunk and in the chunk before, as
         in transformers; otherwise only `lsh_attn_chunk_length` tokens of its own bucket before it. Chunks shift with every
         token, also with those to come: a model that looks across buckets sees a little of the future.
@@ -72,6 +75,7 @@ class HfTinyReformerConfig(EncoderConfig):
     local_attn_chunk_length: int = 64
     num_hashes: int = 1
     num_buckets: int | list[int] | tuple[int, ...] | None = None
+    hash_centred_keys: bool = False
     attend_across_buckets: bool = False
     chunk_size_feed_forward: int = 512
     is_decoder: bool | None = None
@@ -234,7 +238,8 @@ class LSHAttention(ReformerAttention):
         chunk = self.chunk
         chunks = (shared.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
         if self.layer_idx not in shared.buckets:
-            shared.buckets[self.layer_idx] = self.buckets(key, chunks, shared).int()
+            centred = self.centred(key.float(), shared.real) if self.config.hash_centred_keys else key
+            shared.buckets[self.layer_idx] = self.buckets(centred, chunks, shared).int()
         buckets = shared.buckets[self.layer_idx].long()
         order, ranks = sort_tokens(buckets, shared.real, chunk)
         if not self.across:  # another bucket is further away than a chunk; two chunks are one bucket
@@ -247,6 +252,12 @@ class LSHAttention(ReformerAttention):
         first = (ranks // chunk - 1) * chunk
         wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
         return Visibility(order, ranks, first, first + 2 * chunk - 1, wrap, causal=bool(self.config.is_decoder))
+
+    def centred(self, key: Tensor, real: Tensor) -> Tensor:
+        """Keys without their mean, in a causal layer without that of those up to each: it must not see later ones."""
+        counted = real[:, None, :, None].to(key.dtype)
+        total, count = ((x.cumsum(2) if self.config.is_decoder else x.sum(2, True)) for x in (key * counted, counted))
+        return key - total / (count + PRIOR)
 
     def buckets(self, x: Tensor, chunks: Tensor, shared: SharedInputs) -> Tensor:
         """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""

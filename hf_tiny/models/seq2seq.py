@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import GenerationMixin
+from transformers import initialization as init
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import (
@@ -138,20 +139,53 @@ class DecoderBlock(EncoderBlock):
     """An `EncoderBlock` that also attends to what the encoder says. A class of its own: sharding wraps blocks by class."""
 
 
+def copied_so_far(source_ids: Tensor, read: Tensor, cache: EncoderDecoderCache | None) -> Tensor:
+    """How many of the first tokens of the source (batch, source) stand, in their order, in what the decoder has read up to each
+    token (batch * copies, length): where to go on, also after words that were added. The cache keeps it."""
+    past = 0 if cache is None else cache.get_seq_length() - read.shape[1]
+    source = F.pad(source_ids, (0, 1), value=-1).repeat_interleave(len(read) // len(source_ids), dim=0)
+    known = read.new_zeros(len(read), 1) if past == 0 else vars(cache)["copied"][:, :past]
+    counts = [known[:, -1:]]
+    for place in range(1 if past == 0 else 0, read.shape[1]):  # the first token only starts the text
+        found = source.gather(1, counts[-1]) == read[:, place : place + 1]
+        counts.append(counts[-1] + found)
+    known = torch.cat((known[:, :-1], *counts), dim=1)
+    if cache is not None:
+        vars(cache)["copied"] = known
+    return known[:, -read.shape[1] :]
+
+
 class Pointer(nn.Module):
     """A pointer to the source beside the output layer, and a gate between the two: the pointer-generator network of See
-    et al. (2017). Scores are a bilinear form of the decoder's states and the encoder's, so there are no keys to cache."""
+    et al. (2017). Scores are a bilinear form of the decoder's states and the encoder's, so there are no keys to cache. Before
+    anything is learned, the gate and `follow` make the model repeat its source."""
+
+    START = (4.0, 4.0, 4.0, -1.0)  # of `follow`, and of the gate's bias
 
     def __init__(self, size: int):
         super().__init__()
         self.query = nn.Linear(size, size)
         self.gate = nn.Linear(2 * size, 1)
+        self.follow = nn.Parameter(torch.tensor(self.START[:3]))
 
-    def forward(self, x: Tensor, memory: Tensor, source_ids: Tensor, mask: Tensor | None) -> tuple[Copies, Tensor]:
-        """x (batch * copies, length, hidden), memory (batch, source, hidden), mask (batch, source); also the probability
-        of each place of the source."""
+    def places(self, source_ids: Tensor, read: Tensor, copied: Tensor) -> Tensor:
+        """(batch * copies, length, source): what speaks for a place of the source, whatever it means: that it comes after the
+        token that was `read` last, is near to as many tokens as were `copied`, and not before them; both are (batch * copies,
+        length)."""
+        before = F.pad(source_ids[:, :-1], (1, 0), value=-1)
+        after_read = read.view(len(source_ids), -1, 1) == before[:, None]  # (batch, target, source)
+        back = copied[..., None] - torch.arange(before.shape[1], device=read.device)  # (batch * copies, length, source)
+        far = back.abs().to(self.follow.dtype).log1p()
+        return after_read.view(far.shape) * self.follow[0] - far * self.follow[1] - (back > 0) * self.follow[2]
+
+    def forward(
+        self, x: Tensor, memory: Tensor, source_ids: Tensor, mask: Tensor | None, places: Tensor
+    ) -> tuple[Copies, Tensor]:
+        """x (batch * copies, length, hidden), memory (batch, source, hidden), mask (batch, source), places: as above; also
+        the probability of each place of the source."""
         states = x.reshape(memory.shape[0], -1, x.shape[-1])  # the beams of a text share its source
         scores = widen(self.query(states) @ memory.mT) * x.shape[-1] ** -0.5  # (batch, target, source)
+        scores = scores + places.reshape(scores.shape)
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None].bool(), torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)
@@ -175,6 +209,14 @@ class HfTinySeq2SeqPreTrainedModel(HfTinyPreTrainedModel):
     _supports_flash_attn = False
     _can_compile_fullgraph = True
     _no_split_modules = ["EncoderBlock", "DecoderBlock"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if isinstance(module, Pointer):
+            *follow, gate = module.START
+            init.copy_(module.follow, torch.tensor(follow))
+            init.constant_(module.gate.bias, gate)
 
 
 class Positions(nn.Module):
@@ -371,29 +413,34 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, return_dict=True, **kwargs)
-        x = outputs.last_hidden_state
-        if labels is None:
-            x = slice_logits_to_keep(x, logits_to_keep)
+        x, kept = outputs.last_hidden_state, logits_to_keep if labels is None else 0
         rest = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         copies = None
         if self.config.copy_attention:
-            source_ids = self.source_ids(input_ids, encoder_outputs)
-            copies, weights = self.copy_attention(x, outputs.encoder_last_hidden_state, source_ids, attention_mask)
+            source_ids, read = self.source_ids(input_ids, encoder_outputs), self.known(decoder_input_ids)
+            text = source_ids if attention_mask is None else source_ids.masked_fill(attention_mask == 0, -1)
+            places = self.copy_attention.places(text, read, copied_so_far(text, read, outputs.past_key_values))
+            given = (outputs.encoder_last_hidden_state, source_ids, attention_mask, slice_logits_to_keep(places, kept))
+            copies, weights = self.copy_attention(slice_logits_to_keep(x, kept), *given)
             if kwargs.get("output_attentions"):
                 rest["copy_attentions"] = weights
         smoothing = self.config.label_smoothing
+        x = slice_logits_to_keep(x, kept)
         loss, nll, logits = predict_tokens(self.lm_head, x, labels, num_items_in_batch, smoothing, copies)
         return HfTinySeq2SeqLMOutput(loss=loss, logits=logits, nll=nll, **rest)
 
     def source_ids(self, input_ids: Tensor | None, encoder_outputs: BaseModelOutput | tuple | None) -> Tensor:
         if input_ids is None and isinstance(encoder_outputs, HfTinySeq2SeqEncoderOutput):
             input_ids = encoder_outputs.source_ids
-        if input_ids is None:
+        return self.known(input_ids)
+
+    def known(self, ids: Tensor | None) -> Tensor:
+        if ids is None:
             raise ValueError(
                 "copy_attention is True, and states or embeddings do not say which tokens to copy: give input_ids, beside "
-                "encoder_outputs if there are any."
+                "encoder_outputs if there are any, and decoder_input_ids."
             )
-        return input_ids
+        return ids
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shifted right behind the start token; -100 becomes padding afterwards."""
@@ -416,6 +463,8 @@ class HfTinySeq2SeqForConditionalGeneration(HfTinySeq2SeqPreTrainedModel, Genera
 
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        if self.config.copy_attention:
+            vars(past_key_values)["copied"] = vars(past_key_values)["copied"][beam_idx]
         return past_key_values
 
     def _get_top_k_continuations(self, accumulated_log_probs: Tensor, **given) -> tuple[Tensor, Tensor, Tensor]:

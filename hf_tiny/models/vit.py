@@ -39,6 +39,7 @@ class HfTinyViTConfig(HfTinyConfig):
     """The paper's base model; `decoder_...` are the sizes of the light decoder of masked image modelling.
 
     image_size, patch_size: in pixels; one number, or (height, width).
+    stem: what a patch is projected from: its pixels ("patch"), or what convolutions make of it and its surroundings ("conv").
     pooling: what an image is classified by: the class token ("cls"), or the "mean" of its patches.
     position_embedding_type: "learned", or "sinusoidal" in two dimensions.
     position_grid: the rows and columns of patches that positions were made for; those of `image_size` when None. An image
@@ -50,11 +51,12 @@ class HfTinyViTConfig(HfTinyConfig):
     """
 
     model_type = "hf_tiny_vit"
-    choices = {"position_embedding_type": ("learned", "sinusoidal")}
+    choices = {"position_embedding_type": ("learned", "sinusoidal"), "stem": ("patch", "conv")}
     norm_first = True
 
     image_size: Size = 224
     patch_size: Size = 16
+    stem: str = "patch"
     num_channels: int = 3
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -121,9 +123,13 @@ def patchify(pixel_values: Tensor, config: HfTinyViTConfig) -> Tensor:
             f"pixel_values are {tuple(pixel_values.shape)}, but the model takes (batch, {config.num_channels}, height, "
             "width): convert the images to grey or RGB, as it was trained."
         )
-    (rows, columns), (height, width) = config.grid_size(pixel_values.shape[2:]), height_and_width(config.patch_size)
-    patches = pixel_values.unflatten(3, (columns, width)).unflatten(2, (rows, height))
-    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    return cut(pixel_values, config.grid_size(pixel_values.shape[2:]))
+
+
+def cut(x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(batch, channels, height, width) to (batch, places of the grid, numbers of each)."""
+    places = x.unflatten(3, (grid[1], -1)).unflatten(2, (grid[0], -1))
+    return places.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def unpatchify(patches: Tensor, grid: tuple[int, int], config: HfTinyViTConfig) -> Tensor:
@@ -180,20 +186,42 @@ class GridPositions(nn.Module):
         return sinusoids(places[None], self.size // 2, like.dtype)[0]
 
 
+class ConvStem(nn.Sequential):
+    """Convolutions in the place of pixels (Xiao et al., 2021): one that keeps the size of the image, and more that halve it
+    while halves of a patch are whole. Without normalisation, which would make an image depend on its batch or its size."""
+
+    def __init__(self, config: HfTinyViTConfig):
+        height, width = height_and_width(config.patch_size)
+        halvings = min((side & -side).bit_length() - 1 for side in (height, width))  # of the larger power of two in both
+        sizes = [max(1, config.hidden_size >> left) for left in range(halvings, -1, -1)]
+        layers = [nn.Conv2d(config.num_channels, sizes[0], 3, padding=1), nn.GELU()]
+        for before, after in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GELU()]
+        super().__init__(*layers)
+        self.patch_dim = sizes[-1] * (height >> halvings) * (width >> halvings)  # numbers that are left of a patch
+
+
 class ViTEmbeddings(nn.Module):
     """One projection of every patch, with its position; before them the class token and the registers, which have none."""
 
     def __init__(self, config: HfTinyViTConfig):
         super().__init__()
         self.config = config
-        self.projection = nn.Linear(config.patch_dim, config.hidden_size)
+        self.stem = ConvStem(config) if config.stem == "conv" else None
+        self.projection = nn.Linear(self.stem.patch_dim if self.stem else config.patch_dim, config.hidden_size)
         self.prefix = nn.Embedding(1 + config.num_register_tokens, config.hidden_size)
         self.positions = GridPositions(config, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, pixel_values: Tensor, visible: Tensor | None) -> Tensor:
-        patches = patchify(pixel_values.to(self.projection.weight.dtype), self.config)
-        positions = self.positions(self.config.grid_size(pixel_values.shape[2:]), patches)
+        pixel_values = pixel_values.to(self.projection.weight.dtype)
+        patches, grid = patchify(pixel_values, self.config), self.config.grid_size(pixel_values.shape[2:])
+        positions = self.positions(grid, patches)
+        if self.stem is not None:
+            if visible is not None:  # a masked patch must not be seen in those beside it
+                seen = patches.new_zeros(patches.shape[:2]).scatter(1, visible, 1.0)
+                pixel_values = unpatchify(patches * seen[:, :, None], grid, self.config)
+            patches = cut(self.stem(pixel_values), grid)
         if visible is not None:
             patches, positions = take(patches, visible), F.embedding(visible, positions)
         x = self.projection(patches) + positions
@@ -252,6 +280,8 @@ class HfTinyViTPreTrainedModel(HfTinyPreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, LayerScale):
             init.constant_(module.weight, module.value)
+        if isinstance(module, nn.Conv2d):  # by what goes in: the initialisation of linear layers would fade with depth
+            init.kaiming_normal_(module.weight)
 
 
 class HfTinyViTModel(HfTinyViTPreTrainedModel):

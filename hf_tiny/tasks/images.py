@@ -174,8 +174,8 @@ def start_masked(recipe, config: PreTrainedConfig) -> HfTinyViTForMaskedImageMod
 def start_patches(recipe, model: PreTrainedModel, data: ImageData, collate: Normalize) -> None:
     """Let the projection of patches start from their principal components in the training images. Outputs beyond these keep
     the usual initialisation, whose norm the components get."""
-    ours = isinstance(model.config, HfTinyViTConfig)
-    if recipe.init == "random" or recipe.model_name_or_path or not ours or on_main(lambda: goes_on(recipe)):
+    pixels = isinstance(model.config, HfTinyViTConfig) and model.config.stem == "patch"
+    if recipe.init == "random" or recipe.model_name_or_path or not pixels or on_main(lambda: goes_on(recipe)):
         return
     weight = model.get_input_embeddings().weight  # (hidden, pixels of a patch)
 

@@ -29,6 +29,7 @@ SIZES = {
     "lsh_attn_chunk_length": 4,
     "local_attn_chunk_length": 4,
     "num_hashes": 2,
+    "hash_centred_keys": True,
     "hidden_dropout_prob": 0.0,
     "initializer_range": 0.3,
     "chunk_size_feed_forward": 16,
@@ -333,16 +334,42 @@ def test_more_hashes_find_more_of_the_largest_scores(causal):
     assert recall[-1] > 1.2 * chance
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_keys_have_in_common_does_not_fill_a_bucket(causal):
+    """Pairs of equal keys, 128 tokens apart, and a part of every key that is the same: it leaves half of the pairs in buckets
+    so large that they are out of reach."""
+    seen, largest = {}, {}
+    for centred in (False, True):
+        layer, query, _, _, given = attention_inputs(
+            256, causal, 1, chunk=32, across=False, num_buckets=8, hash_centred_keys=centred
+        )
+        query[:, :, 128:] = query[:, :, :128]
+        key = layer.keys_of(query + 4 * torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(1)))
+        places = torch.arange(128, 256)
+        seen[centred] = layer.visibility(key, given).dense(256, 256)[..., places, places - 128].float().mean().item()
+        largest[centred] = nn.functional.one_hot(given.buckets[0].long()).sum(-2).max().item()
+    assert seen[True] > seen[False] + 0.2, seen
+    assert largest[True] < largest[False] / 2, largest
+
+
 @torch.no_grad()
-def test_a_token_changes_nothing_before_it():
-    model = build(num_hashes=3)
-    expected = model(tokens()).logits
-    for place in (0, 11, 25, 36):
-        changed = tokens()
-        changed[:, place] = 7
-        found = model(changed).logits
-        assert_close(found[:, :place], expected[:, :place], 1e-6)
-        assert (found[:, place] - expected[:, place]).abs().max() > 0.1
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_later_tokens_change_no_earlier_bit(attention, rounds):
+    """Although they move the bounds of chunks. To look across buckets, as transformers does, is to see the future."""
+    changed = tokens(2, 100)
+    for across in (False, True):
+        model = build(num_hashes=rounds, attend_across_buckets=across)
+        model.set_attn_implementation(attention)
+        expected = model(tokens(2, 100)).logits
+        for place in (1, 13, 50, 99):
+            changed[:, place:] = tokens(2, 100 - place, seed=place)
+            found = model(changed).logits
+            assert torch.equal(found[:, :place], expected[:, :place]) or across
+            assert (found[:, place] - expected[:, place]).abs().max() > 0.1
+            changed[:, place:] = tokens(2, 100)[:, place:]
+            if across and place == 50:
+                assert (found[:, :place] - expected[:, :place]).abs().max() > 0.1
 
 
 @both_kinds

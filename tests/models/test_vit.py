@@ -166,11 +166,32 @@ def test_patches_of_any_shape():
     assert model(x).last_hidden_state.shape == (4, 17, 32)
 
 
-@pytest.mark.parametrize("new", [24, (6, 15), [12, 24]])
-@pytest.mark.parametrize("kind", ["learned", "sinusoidal"])
+@pytest.mark.parametrize(
+    ("patch", "halvings", "left"), [(1, 0, 32), (3, 0, 32 * 9), (4, 2, 32), ((4, 6), 1, 32 * 2 * 3), (12, 2, 32 * 9)]
+)
 @torch.no_grad()
-def test_a_checkpoint_loads_with_another_image_size(new, kind, tmp_path):
-    model = build(position_embedding_type=kind)
+def test_convolutions_halve_what_patches_can_be_halved(patch, halvings, left):
+    """The projection gets what they leave of a patch, which depends on the patch and its surroundings, on nothing else."""
+    torch.manual_seed(0)
+    model = build(HfTinyViTModel, image_size=24, patch_size=patch, stem="conv")
+    stem, x = model.embeddings.stem, images(height=24, width=24)
+    convolutions = [layer for layer in stem if isinstance(layer, nn.Conv2d)]
+    assert [layer.stride for layer in convolutions] == [(1, 1)] + [(2, 2)] * halvings
+    assert model.embeddings.projection.in_features == left
+    found = stem(x)
+    assert found.shape[2:] == (24 >> halvings, 24 >> halvings)
+    assert found.std() > 0.1  # the signal does not fade
+    assert_close(stem(x[:1]), found[:1])  # no other image matters
+    larger = nn.functional.pad(x, (0, 24, 0, 24))  # nor how large the image is
+    assert_close(stem(larger)[:, :, : 20 >> halvings, : 20 >> halvings], found[:, :, : 20 >> halvings, : 20 >> halvings])
+    assert model(x).last_hidden_state.shape == (4, 1 + torch.Size(model.config.position_grid).numel(), 32)
+
+
+@pytest.mark.parametrize("new", [24, (6, 15), [12, 24]])
+@pytest.mark.parametrize(("kind", "stem"), [("learned", "patch"), ("sinusoidal", "patch"), ("learned", "conv")])
+@torch.no_grad()
+def test_a_checkpoint_loads_with_another_image_size(new, kind, stem, tmp_path):
+    model = build(position_embedding_type=kind, stem=stem)
     model.save_pretrained(tmp_path / "first")
     assert json.loads((tmp_path / "first" / "config.json").read_text())["position_grid"] == [4, 4]
     height, width = (new, new) if isinstance(new, int) else new
@@ -247,10 +268,11 @@ def test_the_evaluation_mask_is_fixed():
 # Masked images
 
 
+@pytest.mark.parametrize("stem", ["patch", "conv"])
 @pytest.mark.parametrize("registers", [0, 2])
 @torch.no_grad()
-def test_the_encoder_sees_visible_patches_only(registers):
-    model = build(Autoencoder, num_register_tokens=registers)
+def test_the_encoder_sees_visible_patches_only(registers, stem):
+    model = build(Autoencoder, num_register_tokens=registers, stem=stem)
     x, keep = images(), visible()
     outputs = model(x, keep, output_hidden_states=True)
     assert outputs.hidden_states[0].shape == (4, 1 + registers + 4, 32)
@@ -335,9 +357,10 @@ def test_drop_path():
 # Training
 
 
+@pytest.mark.parametrize("stem", ["patch", "conv"])
 @pytest.mark.parametrize("model_class", [Classifier, Autoencoder])
-def test_parts_add_up_to_the_whole(model_class):
-    model = build(model_class).double().train()
+def test_parts_add_up_to_the_whole(model_class, stem):
+    model = build(model_class, stem=stem).double().train()
     given = {"ids_keep": visible()} if model_class is Autoencoder else {"labels": torch.arange(4)}
     batch, count = {"pixel_values": images().double(), **given}, {"ids_keep": 4 * 12, "labels": 4}[next(iter(given))]
     whole = model(**batch).loss
