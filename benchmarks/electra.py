@@ -9,6 +9,9 @@ masks and optimiser, taking turns in one process:
 - hf_tiny's and transformers' in bfloat16 autocast, too. `electra_step_ratio_default_precision` is transformers in float32,
   its default, beside hf_tiny's, which is bfloat16 where the processor multiplies it itself.
 
+hf_tiny's steps multiply float32 by the library that its loop takes on this processor, transformers' by torch's choice; the
+limit that `matmul_share` refers to is that of the faster one.
+
 Ratios are the peer's figure divided by ours: above 1, hf_tiny is faster or needs less memory. The last line is JSON.
 """
 
@@ -25,6 +28,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from render import keep, middle_and_range
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
@@ -33,7 +37,7 @@ import hf_tiny  # noqa: F401  before torch: it sets how threads wait
 from hf_tiny.convert import electra_from_native
 from hf_tiny.data.batches import Batch
 from hf_tiny.data.masking import MaskTokens
-from hf_tiny.machine import FASTER
+from hf_tiny.machine import FASTER, best_products, float32_by
 
 OURS, WHOLE, SLICED = "hf_tiny", "transformers as it comes", "transformers, sliced logits"
 SIDES = (OURS, WHOLE, SLICED)
@@ -101,12 +105,14 @@ class Competitor:
     def __init__(self, side: str, dropout: float, bf16: bool = False):
         self.side, self.dropout, self.bf16 = side, dropout, bf16
         self.model = build(side, dropout).train()
+        self.products = best_products(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-4, eps=1e-6, weight_decay=0.01, fused=True)
 
     def step(self, batch: Batch) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-            loss = compute_loss(self.side, self.model, batch)
-        loss.backward()
+        with float32_by(self.products):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+                loss = compute_loss(self.side, self.model, batch)
+            loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -138,10 +144,13 @@ def peak_memory(task: tuple[str, int]) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def matmul_flops_per_second(size: int, dtype: torch.dtype) -> float:
-    """What one large matrix product reaches, the best of three."""
+def matmul_flops_per_second(size: int, dtype: torch.dtype, libraries: set[str]) -> float:
+    """What one large matrix product reaches, the best of three by each library."""
     a, b = torch.randn(2, size, size).to(dtype)
-    times = [seconds(torch.mm, a, b) for _ in range(3)]
+    times = []
+    for library in libraries:
+        with float32_by(library):
+            times += [seconds(torch.mm, a, b) for _ in range(3)]
     return 2 * size**3 / min(times)
 
 
@@ -165,6 +174,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=None)
     parser.add_argument("--repetitions", type=int, default=None)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
+    parser.add_argument("--results", help="the file of benchmarks/results, without .json, that keeps the figures")
     arguments = parser.parse_args()
     batch_size = arguments.batch_size or (2 if arguments.quick else 32)
     repetitions = arguments.repetitions or (5 if arguments.quick else 9)
@@ -188,16 +198,18 @@ def main() -> None:
 
     times = {(competitor.side, competitor.dropout, competitor.bf16): [] for competitor in competitors}
     limits = dict.fromkeys((torch.float32, torch.bfloat16), 0.0)
+    libraries = {competitor.products for competitor in competitors}
     for repetition in range(repetitions):
         for dtype in limits:
-            limits[dtype] = max(limits[dtype], *(matmul_flops_per_second(size, dtype) for size in (1024, 2048)))
+            reached = [matmul_flops_per_second(size, dtype, libraries) for size in (1024, 2048)]
+            limits[dtype] = max(limits[dtype], *reached)
         batch = make_batch(batch_size, repetition * batch_size)
         shift = repetition % len(competitors)  # so that nobody is always first
         for competitor in competitors[shift:] + competitors[:shift]:
             times[competitor.side, competitor.dropout, competitor.bf16].append(seconds(competitor.step, batch))
 
     print(f"{'':28} dropout  precision   step, ms (range)        peer / ours (range)    peak memory, MB")
-    ratios = {}
+    ratios, rows = {}, {}
     for (side, dropout, bf16), values in times.items():
         middle, low, high = median_and_range([1000 * value for value in values])
         precision = "bfloat16" if bf16 else "float32"
@@ -206,6 +218,9 @@ def main() -> None:
             ratio, least, most = median_and_range(compared(values, times[OURS, dropout, bf16]))
             ratios[side, dropout, bf16] = round(ratio, 3)
             line = f"{line:73} {ratio:.2f} ({least:.2f} to {most:.2f})"
+            rows[f"{side}, dropout {dropout}, {precision}"] = middle_and_range(
+                compared(values, times[OURS, dropout, bf16])
+            )
         print(f"{line:97} {memory[side]:.0f}" if dropout and not bf16 else line)
 
     flops, ours = counter.get_total_flops(), {key[1:]: values for key, values in times.items() if key[0] == OURS}
@@ -213,6 +228,10 @@ def main() -> None:
     default = statistics.median(ours[0.1, True]) * FASTER < statistics.median(ours[0.1, False])  # whether bfloat16
     reach = ", ".join(f"{limit / 1e9:.0f} GFLOP/s in {dtype}" for dtype, limit in limits.items())
     print(f"\n{flops / 1e9:.0f} GFLOP a step; large matrix products reach {reach}")
+    faster = compared(times[WHOLE, 0.1, False], ours[0.1, default])
+    rows[f"{WHOLE} in float32, its default, and hf_tiny in {('float32', 'bfloat16')[default]}"] = middle_and_range(
+        faster
+    )
     result = {
         "electra_step_ratio": ratios[WHOLE, 0.1, False],
         "electra_step_ratio_no_dropout": ratios[WHOLE, 0.0, False],
@@ -220,9 +239,7 @@ def main() -> None:
         "electra_step_ratio_sliced_no_dropout": ratios[SLICED, 0.0, False],
         "electra_step_ratio_bf16": ratios[WHOLE, 0.1, True],
         "electra_step_ratio_sliced_bf16": ratios[SLICED, 0.1, True],
-        "electra_step_ratio_default_precision": round(
-            statistics.median(compared(times[WHOLE, 0.1, False], ours[0.1, default])), 3
-        ),
+        "electra_step_ratio_default_precision": round(statistics.median(faster), 3),
         "default_precision": "bfloat16" if default else "float32",
         "matmul_share": round(rates[0.1, False] / limits[torch.float32], 3),
         "matmul_share_no_dropout": round(rates[0.0, False] / limits[torch.float32], 3),
@@ -233,6 +250,12 @@ def main() -> None:
         "threads": arguments.threads,
         "repetitions": repetitions,
     }
+    rows |= {f"peak memory of {side}": {"ratio": round(memory[side] / memory[OURS], 3)} for side in (WHOLE, SLICED)}
+    for name, precision in (("matmul_share", "float32"), ("matmul_share_bf16", "bfloat16")):
+        rows[f"this machine's measured matmul limit, {precision} (share reached, dropout 0.1)"] = {
+            "ratio": result[name]
+        }
+    keep(arguments.results, rows, result)
     print(json.dumps(result))
 
 

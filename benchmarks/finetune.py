@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import Dataset
+from render import keep, middle_and_range
 from transformers import (
     DataCollatorWithPadding,
     ElectraConfig,
@@ -84,23 +85,29 @@ class Work:
         return self.evaluation.compute(results)["accuracy"]
 
 
-def ours(work: Work, seed: int, epochs: float, folder: Path) -> tuple[float, float]:
+def real_share(batches: BucketedBatches) -> float:
+    """The share of the tokens of an epoch, on all sides, that are not padding."""
+    lengths = [batches.lengths[samples] for samples in batches.epochs[0]]
+    return sum(one.sum() for one in lengths) / sum((one.max(0) * len(one)).sum() for one in lengths)
+
+
+def ours(work: Work, seed: int, epochs: float, folder: Path, bf16: bool) -> tuple[float, float]:
     model = electra_head_from_native(work.model(seed))
     config = TrainConfig(
         output_dir=str(folder), num_train_epochs=epochs, learning_rate=RATE, warmup_steps=WARMUP, seed=seed,
-        adam_epsilon=1e-8, eval_steps=0, save_steps=0, logging_steps=50,
+        adam_epsilon=1e-8, eval_steps=0, save_steps=0, logging_steps=50, bf16=bf16,
     )  # fmt: skip
     batches = BucketedBatches(work.features, work.collate, BATCH_SIZE, BATCH_SIZE * 128, seed)
     results = train(model, batches, config)
     return results["train_samples_per_second"], work.accuracy(model)
 
 
-def peer(work: Work, seed: int, epochs: float, folder: Path, sampling: str) -> tuple[float, float]:
+def peer(work: Work, seed: int, epochs: float, folder: Path, bf16: bool, sampling: str) -> tuple[float, float]:
     model = work.model(seed)
     arguments = TrainingArguments(
         output_dir=str(folder), num_train_epochs=epochs, learning_rate=RATE, warmup_steps=WARMUP, weight_decay=0.01,
         per_device_train_batch_size=BATCH_SIZE, seed=seed, train_sampling_strategy=sampling, save_strategy="no",
-        logging_steps=50, report_to="none", use_cpu=True, disable_tqdm=True,
+        logging_steps=50, report_to="none", use_cpu=True, disable_tqdm=True, bf16=bf16,
     )  # fmt: skip
     collator = DataCollatorWithPadding(work.tokenizer)
     trainer = Trainer(model=model, args=arguments, train_dataset=work.dataset, data_collator=collator)
@@ -113,6 +120,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=None, help="default: 5; 2 when quick")
     parser.add_argument("--epochs", type=int, default=2, help="more of them to compare accuracies, fewer for speed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
+    parser.add_argument("--bf16", action="store_true", help="both sides in bfloat16")
+    parser.add_argument("--results", help="the file of benchmarks/results, without .json, that keeps the figures")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
@@ -126,16 +135,14 @@ def main() -> None:
         for seed in range(repetitions):
             sides = list(rates)
             for side in sides[seed % 3 :] + sides[: seed % 3]:  # so that nobody is always first
-                where = Path(folder, f"{seed}-{side}")
-                rate, accuracy = (
-                    ours(work, seed, epochs, where) if side == OURS else peer(work, seed, epochs, where, PEERS[side])
-                )
+                run = (work, seed, epochs, Path(folder, f"{seed}-{side}"), arguments.bf16)
+                rate, accuracy = ours(*run) if side == OURS else peer(*run, PEERS[side])
                 rates[side].append(rate)
                 accuracies[side].append(accuracy)
 
     print(f"\n{len(work.features)} samples, {epochs} epochs, {repetitions} seeds, {arguments.threads} threads")
     print(f"{'':28} examples/s   ours / peer (range)      accuracy (deviation)")
-    result = {}
+    result, rows, about = {}, {}, f"{epochs} epochs, {'bfloat16' if arguments.bf16 else 'float32'}"
     for side, values in rates.items():
         ratios = [mine / theirs for mine, theirs in zip(rates[OURS], values, strict=True)]
         span = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -144,20 +151,25 @@ def main() -> None:
             f"{side:28} {statistics.median(values):9.0f}    {span:24} "
             f"{statistics.mean(scores):.3f} ({statistics.stdev(scores):.3f})"
         )
+        deviations = [
+            f"{statistics.mean(accuracies[one]):.3f} ± {statistics.stdev(accuracies[one]):.3f}" for one in (OURS, side)
+        ]
+        rows[f"{side}, {about}"] = {**middle_and_range(ratios), **dict(zip(("ours", "peer"), deviations, strict=True))}
         result[side] = {"ratio": round(statistics.median(ratios), 3), "accuracy": round(statistics.mean(scores), 4)}
-    print(
-        json.dumps(
-            {
-                "finetune_ratio": result[DEFAULT]["ratio"],
-                "finetune_ratio_grouped": result[GROUPED]["ratio"],
-                "accuracy": result[OURS]["accuracy"],
-                "accuracy_trainer": result[DEFAULT]["accuracy"],
-                "accuracy_trainer_grouped": result[GROUPED]["accuracy"],
-                "repetitions": repetitions,
-                "threads": arguments.threads,
-            }
-        )
-    )
+    batches = BucketedBatches(work.features, work.collate, BATCH_SIZE, BATCH_SIZE * 128, 0)
+    found = {
+        "finetune_ratio": result[DEFAULT]["ratio"],
+        "finetune_ratio_grouped": result[GROUPED]["ratio"],
+        "accuracy": result[OURS]["accuracy"],
+        "accuracy_trainer": result[DEFAULT]["accuracy"],
+        "accuracy_trainer_grouped": result[GROUPED]["accuracy"],
+        "real_tokens": round(real_share(batches), 3),
+        "bf16": arguments.bf16,
+        "repetitions": repetitions,
+        "threads": arguments.threads,
+    }
+    keep(arguments.results, {what: row for what, row in rows.items() if not what.startswith(OURS)}, found)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

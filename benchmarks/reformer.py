@@ -10,7 +10,8 @@ Every point is measured in fresh processes: the median time of whole steps, and 
 memory, without the gradients that stay. For the latter every tensor gets pages of its own, so that they are counted and not
 the gaps between them. A side stops where its next point would need more than 6 GiB or 60 s a step. The
 two Reformers are timed once more at one length, taking turns in one process, also with more hashes and with the dropout that
-both have by default. The last line is JSON.
+both have by default. hf_tiny's Reformer multiplies float32 by the library that its loop takes on this processor, the others
+by torch's choice. The last line is JSON.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from transformers import ReformerConfig, ReformerModelWithLMHead
 from transformers.utils import logging
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM
+from hf_tiny.machine import best_products, float32_by
 from hf_tiny.models.layers import BlockSizes, EncoderBlock, linear_cross_entropy, rotary_angles
 
 matplotlib.use("Agg")
@@ -97,11 +99,13 @@ def build(side: str, length: int, depth: int, hashes: int, dropout: float) -> nn
 class Competitor:
     def __init__(self, side: str, length: int, depth: int, hashes: int = HASHES, dropout: float = 0.0):
         self.model = build(side, length, depth, hashes, dropout).train()
+        self.products = best_products(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.ids = torch.randint(3, VOCABULARY, (1, length))
 
     def pass_through(self) -> None:
-        self.model(input_ids=self.ids, labels=self.ids).loss.backward()
+        with float32_by(self.products):
+            self.model(input_ids=self.ids, labels=self.ids).loss.backward()
 
     def step(self) -> float:
         start = time.perf_counter()

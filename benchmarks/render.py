@@ -13,6 +13,8 @@ table stands once.
 
 import json
 import re
+import shlex
+import statistics
 import sys
 from pathlib import Path
 
@@ -239,7 +241,22 @@ def command(run: Path) -> str:
     return found
 
 
-def write(name: str, row: dict) -> None:
+def keep(name: str | None, found: dict[str, dict], output: dict) -> None:
+    """A benchmark's rows, each {"ratio": ..., "spread": ...} by what it compares, and its last line; None: they are not kept."""
+    if name is None:
+        return
+    said = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    kept = [
+        {"what": what, "command": said, "seeds": output["repetitions"], "figures": one} for what, one in found.items()
+    ]
+    write(name, [{**kept[0], "output": output}, *kept[1:]])
+
+
+def middle_and_range(values: list[float]) -> dict:
+    return {"ratio": round(statistics.median(values), 3), "spread": f"{min(values):.2f} to {max(values):.2f}"}
+
+
+def write(name: str, row: dict | list[dict]) -> None:
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.write_text(json.dumps(row, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -32,6 +32,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from finetune import real_share
+from render import keep, middle_and_range
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianConfig,
@@ -133,19 +135,20 @@ def check_same_loss(work: Work) -> None:
     print(f"Same weights, same loss on both sides: {ours:.4f}")
 
 
-def ours(work: Work, seed: int, folder: Path) -> float:
+def ours(work: Work, seed: int, folder: Path, bf16: bool) -> float:
     """Target tokens per second."""
     model = seq2seq_from_native(work.model(seed))
-    config = TrainConfig(output_dir=str(folder), seed=seed, eval_steps=0, save_steps=0, logging_steps=10_000, **SAME)
+    once = {"eval_steps": 0, "save_steps": 0, "logging_steps": 10_000}
+    config = TrainConfig(output_dir=str(folder), seed=seed, bf16=bf16, **once, **SAME)
     return work.target_tokens / train(model, work.batches(seed), config)["train_runtime"]
 
 
-def peer(work: Work, seed: int, folder: Path, sampling: str, batch_size: int) -> float:
+def peer(work: Work, seed: int, folder: Path, bf16: bool, sampling: str, batch_size: int) -> float:
     model = work.model(seed)
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder), seed=seed, train_sampling_strategy=sampling, per_device_train_batch_size=batch_size,
         save_strategy="no", logging_strategy="no", report_to="none", use_cpu=True,
-        disable_tqdm=True, dataloader_pin_memory=False, **SAME,
+        disable_tqdm=True, dataloader_pin_memory=False, bf16=bf16, **SAME,
     )  # fmt: skip
     collator = DataCollatorForSeq2Seq(work.tokenizer, model)
     data = {"train_dataset": work.dataset, "data_collator": collator}
@@ -181,6 +184,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=None, help="default: 5; 2 when quick")
     parser.add_argument("--hidden_size", type=int, default=None, help="default: 256; 64 when quick")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
+    parser.add_argument("--bf16", action="store_true", help="both sides train in bfloat16")
+    parser.add_argument("--results", help="the file of benchmarks/results, without .json, that keeps the figures")
     arguments = parser.parse_args()
     repetitions = arguments.repetitions or (2 if arguments.quick else 5)
     torch.set_num_threads(arguments.threads)
@@ -195,7 +200,7 @@ def main() -> None:
         for seed in range(repetitions):
             sides = list(rates)
             for side in sides[seed % 3 :] + sides[: seed % 3]:  # so that nobody is always first
-                task = (work, seed, Path(folder, f"{seed}-{side}"))
+                task = (work, seed, Path(folder, f"{seed}-{side}"), arguments.bf16)
                 rates[side].append(ours(*task) if side == OURS else peer(*task, PEERS[side], sizes[side]))
     times = measure_decoding(work, 8 if arguments.quick else 32, repetitions)
 
@@ -203,21 +208,27 @@ def main() -> None:
         f"\n{len(work.lengths)} pairs, {work.target_tokens} target tokens, width {work.hidden_size}, {repetitions} "
         f"repetitions, {arguments.threads} threads\n{'':28} pairs at a time   target tokens/s   ours / peer (range)"
     )
-    result = {}
+    result, rows, precision = {}, {}, "bfloat16" if arguments.bf16 else "float32"
     for side, values in rates.items():
         result[side], span = ratios(rates[OURS], values)
+        rows[f"{side}, {precision}"] = middle_and_range([a / b for a, b in zip(rates[OURS], values, strict=True)])
         pairs = sizes.get(side, work.batches(0).batch_size)
         print(f"{side:28} {pairs:15.1f}   {statistics.median(values):15.0f}   {span}")
     print(f"\n{'decoding, 4 beams':28} seconds           peer / ours (range)")
     for side, values in times.items():
         result[side], span = ratios(values, times[OURS])
+        rows[f"{side}, beam search, 4 beams, the same output"] = middle_and_range(
+            [a / b for a, b in zip(values, times[OURS], strict=True)]
+        )
         print(f"{side:28} {statistics.median(values):7.2f}           {span}")
     result = {
         "seq2seq_train_ratio": result[DEFAULT], "seq2seq_train_ratio_grouped": result[GROUPED],
         "seq2seq_decode_ratio": result[DECODER], "batch_sizes": list(sizes.values()), "max_tokens": work.max_tokens,
         "hidden_size": hidden_size, "pairs": len(work.lengths), "repetitions": repetitions,
         "length_correlation": round(float(np.corrcoef(work.lengths.T)[0, 1]), 3), "threads": arguments.threads,
+        "real_tokens": round(real_share(work.batches(0)), 3), "precision": precision,
     }  # fmt: skip
+    keep(arguments.results, {what: row for what, row in rows.items() if not what.startswith(OURS)}, result)
     print(json.dumps(result))
 
 

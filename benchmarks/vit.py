@@ -8,7 +8,9 @@ sizes of image and model:
 - masked autoencoding of the same three quarters of the patches: hf_tiny's HfTinyViTForMaskedImageModeling and transformers'
   ViTMAEForPreTraining (sdpa).
 
-There is no dropout. Ratios are the peer's time divided by ours: above 1, hf_tiny is faster. The last line is JSON.
+There is no dropout. hf_tiny's steps multiply float32 by the library that its loop takes on this processor, the others' by
+torch's choice; with --bf16 all are in bfloat16 autocast. Ratios are the peer's time divided by ours: above 1, hf_tiny is
+faster. The last line is JSON.
 """
 
 import argparse
@@ -21,11 +23,14 @@ from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
+from render import keep, middle_and_range
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification, ViTMAEConfig, ViTMAEForPreTraining
 from transformers.utils import logging
 
+import hf_tiny  # noqa: F401  before torch computes: it sets how threads wait
 from hf_tiny.convert import vit_from_native
+from hf_tiny.machine import best_products, float32_by
 from hf_tiny.models.vit import HfTinyViTForImageClassification
 
 OURS, HF, TIMM = "hf_tiny", "transformers", "timm"
@@ -113,7 +118,9 @@ def make_batch(size: str, rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor]
     return images, labels, torch.rand(rows, (side // patch) ** 2, generator=chance)
 
 
-def measure(sides: dict[str, tuple[nn.Module, Loss]], size: str, rows: int, repetitions: int) -> dict[str, list[float]]:
+def measure(
+    sides: dict[str, tuple[nn.Module, Loss]], size: str, rows: int, repetitions: int, bf16: bool
+) -> dict[str, list[float]]:
     """Seconds a step."""
     batch = make_batch(size, rows, 0)
     with torch.no_grad():
@@ -124,13 +131,17 @@ def measure(sides: dict[str, tuple[nn.Module, Loss]], size: str, rows: int, repe
                 f"Not the same model at {size}: the loss of {side} is {loss:.5f}, ours {losses[OURS]:.5f}."
             )
     optimizers = {side: torch.optim.AdamW(model.parameters(), fused=True) for side, (model, _) in sides.items()}
+    products = {side: best_products(model) for side, (model, _) in sides.items()}
     times, names = {side: [] for side in sides}, list(sides)
     for repetition in range(-2, repetitions):  # the first two warm up
         batch = make_batch(size, rows, repetition + 2)
         shift = repetition % len(names)  # so that nobody is always first
         for side in names[shift:] + names[:shift]:
             start = time.perf_counter()
-            sides[side][1](*batch).backward()
+            with float32_by(products[side]):
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    loss = sides[side][1](*batch)
+                loss.backward()
             optimizers[side].step()
             optimizers[side].zero_grad()
             times[side].append(time.perf_counter() - start)
@@ -142,6 +153,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="an eighth of each batch, 5 repetitions: only a check")
     parser.add_argument("--repetitions", type=int, default=None, help="default: 15; 5 when quick")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
+    parser.add_argument("--bf16", action="store_true", help="both sides in bfloat16")
+    parser.add_argument("--results", help="the file of benchmarks/results, without .json, that keeps the figures")
     arguments = parser.parse_args()
     repetitions = arguments.repetitions or (5 if arguments.quick else 15)
     torch.set_num_threads(arguments.threads)
@@ -150,23 +163,27 @@ def main() -> None:
     print(f"{arguments.threads} threads, {repetitions} repetitions, torch {torch.__version__}")
     print(f"{'':52} batch   images/s   peer / ours (range)")
     ratios = {name: {} for name in RATIOS.values()}  # name: size: median
+    compared, precision = {}, "bfloat16" if arguments.bf16 else "float32"
     for task, build in ((CLASSIFY, classifiers), (AUTOENCODE, autoencoders)):
         for size in SIZES:
             rows = SIZES[size][2] // 8 if arguments.quick else SIZES[size][2]
-            times = measure(build(size), size, rows, repetitions)
+            times = measure(build(size), size, rows, repetitions, arguments.bf16)
             for side, values in times.items():
                 line = f"{task:20} {size:15} {side:15} {rows:5}   {rows / statistics.median(values):8.1f}"
                 if side != OURS:
                     pairs = sorted(theirs / ours for theirs, ours in zip(values, times[OURS], strict=True))
                     ratios[RATIOS[task, side]][size] = round(statistics.median(pairs), 3)
+                    compared[f"{side}, {task}, {size}, {precision}"] = middle_and_range(pairs)
                     line += f"   {statistics.median(pairs):.2f} ({pairs[0]:.2f} to {pairs[-1]:.2f})"
                 print(line, flush=True)
     result = {
         **{name: round(statistics.median(values.values()), 3) if values else None for name, values in ratios.items()},
         "per_size": {size: {name: values.get(size) for name, values in ratios.items()} for size in SIZES},
         "batch_sizes": {size: SIZES[size][2] // 8 if arguments.quick else SIZES[size][2] for size in SIZES},
-        "mask_ratio": MASK_RATIO, "repetitions": repetitions, "threads": arguments.threads, "quick": arguments.quick,
+        "mask_ratio": MASK_RATIO, "precision": precision,
+        "repetitions": repetitions, "threads": arguments.threads, "quick": arguments.quick,
     }  # fmt: skip
+    keep(arguments.results, compared, result)
     print(json.dumps(result))
 
 

@@ -28,6 +28,7 @@ from . import checkpoint
 from .data.batches import Batch, Source
 from .evaluation import call, count_flops
 from .models.layers import HfTinyPreTrainedModel
+from .models.reformer import HfTinyReformerPreTrainedModel
 from .processes import on_main
 
 logger = logging.getLogger(__name__)
@@ -55,11 +56,11 @@ def best_products(model: nn.Module) -> str:
     """MKL, by which torch multiplies float32, has no AVX-512 for AMD's processors; oneDNN does, and is twice as fast there.
 
     torch gives it float32 only where rounding to bfloat16 is allowed. oneDNN makes use of that with AMX alone, and this is
-    checked. The kernel of sdpa, which the Reformer, native models and evaluation use, is slower by oneDNN.
+    checked. Native models and evaluation keep torch's choice: the kernel of sdpa is slower with short texts by oneDNN.
     """
     about = torch.cpu.get_capabilities()
     fits = "AMD" in about.get("cpu_name", "") and about.get("avx512_f") and not about.get("amx_tile")
-    if fits and isinstance(model, HfTinyPreTrainedModel):
+    if fits and isinstance(model, HfTinyPreTrainedModel | HfTinyReformerPreTrainedModel):
         with float32_by("oneDNN"):
             if is_float32():
                 return "oneDNN"

@@ -180,6 +180,7 @@ class Run:
         self.saved: Path | None = None  # the checkpoint of this very step, if there is one
         self.timers, self.stop = progress.Timers(), processes.StopSignal()
         self.sums: dict[str, Tensor] = {}
+        self.norm = torch.zeros(())  # of the last gradient
         self.shown: dict[str, str] = {}  # in the bar, beside the loss
         self.pusher = hub.Pusher(self.output_dir, config) if self.main and config.push_to_hub else None
 
@@ -329,16 +330,16 @@ class Run:
             self.timers.lap("start")
             while state.step < state.max_steps and not self.stop.agreed:
                 before = self.sums.get("loss", 0)
-                outputs, batch, norm = self.step(next(ahead))
+                outputs, batch = self.step(next(ahead))
                 state.seconds = time.perf_counter() - start
-                loss = self.world * float(self.sums["loss"] - before)
-                bar.set_postfix(loss=f"{loss:.3f}", **self.shown, refresh=False)
-                bar.update()
+                last = state.step == state.max_steps
+                if bar.update() or last:  # what is not shown is not read: the host would wait for the device
+                    loss = self.world * float(self.sums["loss"] - before)
+                    bar.set_postfix(loss=f"{loss:.3f}", **self.shown)
                 if self.main and (text := forecast.said(state)):
                     bar.write(text, file=sys.stderr)
-                last = state.step == state.max_steps
                 if last or state.step % logging_steps == 0 or state.step == self.began.step + 1:
-                    self.log(outputs, batch, norm)
+                    self.log(outputs, batch)
                 for callback in self.callbacks:
                     callback.on_step_end(state, self.bare_model)
                 self.timers.lap("loop")
@@ -371,21 +372,28 @@ class Run:
             outputs = self.forward_backward(group[-1], counts)
         drop_frozen_gradients(self.optimizer, state.step)
         longest = config.max_grad_norm if config.max_grad_norm > 0 else math.inf
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), longest))
+        self.norm = self.accelerator.clip_grad_norm_(self.model.parameters(), longest)
+        if self.accelerator.device.type == "cpu":  # else when something is logged or saved: the host does not wait
+            self.check_gradient(state.step + 1)
         self.timers.lap("model")
-        if not math.isfinite(norm) and self.accelerator.scaler is None:
-            saved = checkpoint.checkpoints(self.output_dir)
-            raise InputError(
-                f"The gradient is {norm} at step {state.step + 1}: the loss has become NaN or infinite. The last good "
-                f"checkpoint is {saved[-1] if saved else 'none yet'}. Try a lower --learning_rate or a longer warm-up."
-            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.timers.lap("optimizer")
         _, tokens = counts
         state.step += 1
         state.tokens += int(tokens)
-        return outputs, group[-1], norm
+        return outputs, group[-1]
+
+    def check_gradient(self, step: int) -> float:
+        """The norm of the last gradient. One that is not finite has made all weights so: nothing of them is saved."""
+        norm = float(self.norm)
+        if not math.isfinite(norm) and self.accelerator.scaler is None:
+            saved = checkpoint.checkpoints(self.output_dir)
+            raise InputError(
+                f"The gradient is {norm} at step {step}: the loss has become NaN or infinite. The last good "
+                f"checkpoint is {saved[-1] if saved else 'none yet'}. Try a lower --learning_rate or a longer warm-up."
+            )
+        return norm
 
     def forward_backward(self, batch: Batch, counts: Tensor):
         with self.accelerator.autocast():
@@ -404,20 +412,20 @@ class Run:
         """Also agrees on stopping: a signal that reached one process stops them all at the same step."""
         if self.world == 1:
             return counts
-        message = torch.cat([counts.double(), counts.new_tensor([self.stop.received]).double()])
-        *sums, stop = self.accelerator.reduce(message, "sum")
+        message = torch.cat([counts, counts.new_tensor([self.stop.received])]).double()
+        *sums, stop = self.accelerator.reduce(message.to(self.accelerator.device), "sum")
         if stop:
             self.stop.agreed = self.stop.received or signal.SIGTERM
         return torch.stack(sums).to(counts.dtype)
 
     # --- reporting
 
-    def log(self, outputs, batch: Batch, norm: float) -> None:
+    def log(self, outputs, batch: Batch) -> None:
         """One line of metrics.jsonl: the means of the losses over the steps since the last one, and figures of this
         step's last micro-batch, if the task has some."""
         state, since = self.state, self.logged
         sums = {name: self.accelerator.reduce(value, "sum") for name, value in self.sums.items()}
-        self.sums, self.logged = {}, dataclasses.replace(state)
+        self.sums, self.logged, norm = {}, dataclasses.replace(state), self.check_gradient(state.step)
         if not self.main:
             return
         line = {
@@ -485,6 +493,7 @@ class Run:
         state, target = self.state, self.output_dir / f"checkpoint-{self.state.step}"
         if self.saved == target.resolve():
             return
+        self.check_gradient(state.step)
         data = self.batches.state_dict(state.step * state.micro_batches_per_step)
         gathered = gather_object([(checkpoint.random_state(self.accelerator.device), data)])
         weights = self.whole_weights()

@@ -12,7 +12,14 @@ import yaml
 from fixtures import tiny_run
 from fixtures.tiny_run import largest_difference, train_here
 
-from hf_tiny import HfTinyElectraForPreTraining, InputError, arguments, machine
+from hf_tiny import (
+    HfTinyElectraForPreTraining,
+    HfTinyReformerConfig,
+    HfTinyReformerModel,
+    InputError,
+    arguments,
+    machine,
+)
 from hf_tiny.callbacks import SlowdownWarning, TrainState
 
 MEASURED = {"float32": 1.0, "bfloat16": 0.5, "loss": 0.001, "cosine": 0.999}
@@ -172,6 +179,7 @@ def test_onednn_multiplies_where_it_is_faster_and_as_exact(about, exact, library
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: about)
     monkeypatch.setattr(machine, "is_float32", lambda: exact)
     assert machine.best_products(tiny_run.model()) == library
+    assert machine.best_products(HfTinyReformerModel(HfTinyReformerConfig(hidden_size=64))) == library
     assert machine.best_products(torch.nn.Linear(2, 2)) == "MKL"  # sdpa of others would be slower
 
 

@@ -220,7 +220,9 @@ def test_batches_are_prepared_on_one_core_and_the_model_keeps_all():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with Prefetcher(Batches(), SimpleNamespace(num_processes=2, process_index=1, device="cpu"), 5, 2) as ahead:
+        with Prefetcher(
+            Batches(), SimpleNamespace(num_processes=2, process_index=1, device=torch.device("cpu")), 5, 2
+        ) as ahead:
             assert next(ahead) == [{"index": 21, "threads": 1}, {"index": 23, "threads": 1}]
             assert next(ahead) == [{"index": 25, "threads": 1}, {"index": 27, "threads": 1}]
         assert torch.get_num_threads() == 3
@@ -239,6 +241,16 @@ def test_the_signal_handlers_come_back(tmp_path):
 def test_epochs_become_steps(tmp_path):
     results = train_here(tmp_path / "run", max_steps=-1, num_train_epochs=1.5, rows=40, gradient_accumulation_steps=2)
     assert results["train_steps"] == math.ceil(1.5 * 5 / 2)
+
+
+def test_the_loop_reads_one_number_a_step(tmp_path, monkeypatch):
+    """The norm, and on a GPU not even that: the host would wait for the device. What is logged and shown is more."""
+    read, numbers = [], torch.Tensor.__float__
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda tensor: read.append(tensor) or numbers(tensor))
+    train_here(tmp_path / "short", max_steps=4, logging_steps=100)
+    short = len(read)
+    train_here(tmp_path / "long", max_steps=14, logging_steps=100)
+    assert len(read) - 2 * short < 15  # ten steps more; the bar, where it is drawn
 
 
 # Best model and early stopping: the "loss" of these evaluations is a script.

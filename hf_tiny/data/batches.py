@@ -271,4 +271,11 @@ class Prefetcher:
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         first = step * world * self.accumulation + rank
         indices = range(first, first + world * self.accumulation, world)
-        return [send_to_device(self.batches[index], self.accelerator.device, non_blocking=True) for index in indices]
+        return [self.send(self.batches[index]) for index in indices]
+
+    def send(self, batch: Batch) -> Batch:
+        """To the device, without waiting; its counts stay: the host adds them up."""
+        device = self.accelerator.device
+        if device.type == "cuda":  # what is not pinned would be waited for
+            batch = {name: x.pin_memory() if torch.is_tensor(x) else x for name, x in batch.items()}
+        return send_to_device(batch, device, non_blocking=True, skip_keys="num_items_in_batch")

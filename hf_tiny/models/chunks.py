@@ -1,5 +1,7 @@
 """Attention in chunks: tokens are sorted, and look at their own chunk and its neighbours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +17,17 @@ AT_ONCE = 2**19  # scores of the heads that a CPU computes at a time: more would
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@contextmanager
+def small_products() -> Iterator[None]:
+    """The fused kernel multiplies chunk by chunk. oneDNN, if the run uses it for float32, is slow at such small products."""
+    matmul = torch.backends.mkldnn.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 @dataclass
@@ -157,7 +170,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, factor: Tens
     factor: of dropout, for each weight.
     """
     if query.device.type == "cpu" and factor is None and not torch.compiler.is_exporting():
-        return FUSED(query, key, value, attn_mask=bias, scale=1.0)
+        with small_products():
+            return FUSED(query, key, value, attn_mask=bias, scale=1.0)
     scores = (query @ key.mT).float() + bias
     total = scores.logsumexp(-1)
     weights = (scores - total[..., None]).exp()
@@ -177,7 +191,8 @@ def attend_backward(
     """Gradients of query, key and value. y and total may be those over these keys and others: the gradients are then what
     these contribute to those of the whole."""
     if query.device.type == "cpu" and factor is None:
-        return FUSED_BACKWARD(grad, query, key, value, y, total, 0.0, False, attn_mask=bias, scale=1.0)
+        with small_products():
+            return FUSED_BACKWARD(grad, query, key, value, y, total, 0.0, False, attn_mask=bias, scale=1.0)
     weights = ((query @ key.mT).float() + bias - total[..., None]).exp()
     value_grad = (weights if factor is None else weights * factor).to(grad.dtype).mT @ grad
     weights_grad = (grad @ value.mT).float() * (1.0 if factor is None else factor)

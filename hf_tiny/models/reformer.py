@@ -184,7 +184,8 @@ class ReformerAttention(nn.Module):
         projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
         query, key, value = projected[0], projected[-2], projected[-1]  # (batch, length, heads, size)
         if shared.angles is not None:
-            query, key = rotate(query, *shared.angles), rotate(key, *shared.angles)
+            query = rotate(query, *shared.angles)
+            key = query if self.parts == 2 else rotate(key, *shared.angles)
         query, key, value = (part.transpose(1, 2).to(value.dtype) for part in (query, self.keys_of(key), value))
         del projected
         if shared.past_key_values is not None:

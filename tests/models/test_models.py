@@ -60,6 +60,7 @@ from hf_tiny import (
     HfTinyViTForMaskedImageModeling,
 )
 from hf_tiny.models import AUTO_CLASSES, SIZES
+from hf_tiny.models.layers import dropout_factor
 
 EXPORTED = FAMILIES + [case for case in FIRST if case.values[0][0][2] is HfTinyViTForImageClassification]
 
@@ -339,6 +340,20 @@ def test_dropout_only_in_training(case):
     model = model_class(tiny_config(config_class, variant, encoder=dropout)).train()
     assert not torch.equal(run(model), run(model))
     assert torch.equal(run(model.eval()), run(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.9])
+def test_dropout_drops_its_share_and_keeps_the_mean(p, dtype):
+    torch.manual_seed(0)
+    factor = dropout_factor(torch.empty(1000, 1001, dtype=dtype), p)
+    dropped = factor == 0
+    assert factor.dtype == dtype
+    assert dropped.float().mean().item() == pytest.approx(p, abs=3e-3)
+    assert dropped.float().mean(0).std().item() == pytest.approx((p * (1 - p) / 1000) ** 0.5, rel=0.1)  # no pattern
+    assert factor[~dropped].unique().tolist() == [
+        pytest.approx(1 / (1 - p), rel=0.004 if dtype == torch.bfloat16 else 3e-4)
+    ]
 
 
 # Attention and padding
