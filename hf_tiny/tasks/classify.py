@@ -37,6 +37,7 @@ from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 logger = logging.getLogger(__name__)
 
 LINES = ".txt"  # "label text" lines
+LONG_TEXT_DROPOUT = 0.1  # of a model from scratch: each window of a long text is learned from, which is noise enough
 SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NULL!", "#NUM!")  # Excel saves them as text
 
 
@@ -460,7 +461,14 @@ class TextTask(Task):
         )
         if ours and items[0].text_pair is not None:
             changes["classifier_pairs"] = self.arguments.given_settings.get("classifier_pairs", True)
+        if name is None and self.are_long(items):
+            changes["hidden_dropout_prob"] = LONG_TEXT_DROPOUT
         return AutoModelForSequenceClassification, changes
+
+    def are_long(self, items: list[Text]) -> bool:
+        """Whether most of the text is read in several windows."""
+        encodings = self.processor.backend_tokenizer.encode_batch_fast(self.texts(items), add_special_tokens=False)
+        return sum(map(len, encodings)) > len(items) * self.arguments.max_seq_length
 
     def start(self, splits: dict[str, list[Text]]) -> dict[str, list[Feature]]:
         features = super().start(splits)

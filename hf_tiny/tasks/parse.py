@@ -60,7 +60,7 @@ class ParseArguments(WindowArguments):
 class LinkingOn:
     """Makes a new linking head on an encoder, as an Auto class makes other heads."""
 
-    SETTINGS: ClassVar[dict] = {"affix_buckets": 16_384, "lstm_size": 128}
+    SETTINGS: ClassVar[dict] = {"affix_buckets": 16_384, "lstm_size": 256}
 
     @classmethod
     def from_pretrained(cls, name: str, **config) -> HfTinyTokenLinkingModel:

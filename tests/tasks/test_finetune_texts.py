@@ -148,6 +148,22 @@ def test_a_text_that_is_longer_than_a_window_is_scored_once(home, tmp_path):
     assert results_of(folder)["eval_accuracy"] == pytest.approx(right)
 
 
+@pytest.mark.parametrize(("words", "dropout"), [(12, 0.3), (90, 0.1)])
+def test_a_new_model_of_long_texts_has_less_dropout(home, tmp_path, words, dropout):
+    """home's data with windows of 32 tokens. A flag that is given would win, as that of `given` does in other tests."""
+    train = write_table(tmp_path / "train.tsv", text_rows(40, 5, words=words))
+    flags = {
+        "train_file": train,
+        "max_seq_length": 32,
+        "doc_stride": 4,
+        "max_steps": 1,
+        "vocab_size": 300,
+        "hidden_size": 32,
+    }
+    folder = tiny_run.finish(tmp_path / "run", "finetune_classifier", validation_file=home / "dev.tsv", **flags)
+    assert AutoModelForSequenceClassification.from_pretrained(folder).config.hidden_dropout_prob == dropout
+
+
 # Mistakes
 
 
