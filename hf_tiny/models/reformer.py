@@ -176,6 +176,10 @@ class ReformerAttention(nn.Module):
     def keys_of(self, key: Tensor) -> Tensor:
         return key * self.head_size**-0.5
 
+    def chunk_in(self, length: int) -> int:
+        """No longer than the text, as a cache is padded to chunks for each new token; an export is for any length."""
+        return self.chunk if torch.compiler.is_exporting() else min(self.chunk, length)
+
     def forward(self, x: Tensor, shared: SharedInputs) -> tuple[Tensor, Tensor | None]:
         projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
         query, key, value = projected[0], projected[-2], projected[-1]  # (batch, length, heads, size)
@@ -186,10 +190,11 @@ class ReformerAttention(nn.Module):
         if shared.past_key_values is not None:
             key, value = shared.past_key_values.update(key, value, self.layer_idx)
         lengths, rate, weights = (query.shape[2], key.shape[2]), self.dropout.p if self.training else 0.0, None
-        if shared.dense or lengths[0] < lengths[1]:
+        one_chunk = not torch.compiler.is_exporting() and lengths[1] <= self.chunk
+        if shared.dense or (lengths[0] < lengths[1] and not one_chunk):
             seen = self.visibility(key, shared).dense(*lengths)
             y, weights = dense_attention(query, key, value, seen, self.alone, self.dropout)
-        elif not torch.compiler.is_exporting() and lengths[1] <= self.chunk:
+        elif one_chunk:
             y = full_attention(query, key, value, shared.real, bool(self.config.is_decoder), self.alone, rate)
         else:
             y = chunked_attention(query, key, value, self.visibility(key, shared), self.alone, rate)
@@ -204,7 +209,7 @@ class LocalAttention(ReformerAttention):
     alone = False
 
     def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
-        chunk, real = self.chunk, shared.real if shared.padded else shared.real[:1]
+        chunk, real = self.chunk_in(key.shape[2]), shared.real if shared.padded else shared.real[:1]
         order, ranks = sort_tokens(torch.zeros_like(real, dtype=torch.long)[None, :, None], real, chunk)
         first = (ranks // chunk - 1) * chunk
         if self.config.is_decoder:
@@ -231,7 +236,7 @@ class LSHAttention(ReformerAttention):
 
     @torch.no_grad()
     def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
-        chunk = self.chunk
+        chunk = self.chunk_in(key.shape[2])
         chunks = (shared.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
         if self.layer_idx not in shared.buckets:
             shared.buckets[self.layer_idx] = self.buckets(key, chunks, shared).int()
