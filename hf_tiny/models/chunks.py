@@ -284,12 +284,12 @@ def dense_attention(
 def full_attention(
     query: Tensor, key: Tensor, value: Tensor, real: Tensor, causal: bool, alone: bool, rate: float
 ) -> Tensor:
-    """Where all tokens are in one chunk, everything is in reach."""
-    seen, least = real[:, None, None], torch.finfo(query.dtype).min
+    """Where all tokens are in one chunk, everything is in reach. The last query is the last key's token."""
+    seen, least, past = real[:, None, None], torch.finfo(query.dtype).min, key.shape[2] - query.shape[2]
     if causal:
-        seen = seen & torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril()
-    bias = torch.where(seen, query.new_zeros(()), least).expand(-1, -1, real.shape[1], -1)
+        seen = seen & torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=real.device).tril(past)
+    bias = torch.where(seen, query.new_zeros(()), least).expand(-1, -1, query.shape[2], -1)
     if alone:
         bias = bias.clone()
-        bias.diagonal(dim1=-2, dim2=-1).fill_(least / 2)  # more than what is unseen, less than anything else
+        bias.diagonal(past, dim1=-2, dim2=-1).fill_(least / 2)  # more than what is unseen, less than anything else
     return F.scaled_dot_product_attention(query, key, value, bias, rate, scale=1.0)

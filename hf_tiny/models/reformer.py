@@ -93,7 +93,7 @@ class HfTinyReformerConfig(EncoderConfig):
         self.require(
             "hidden_size", self.hidden_size % 2 == 0, "it must be even: half of it goes to each of the two streams."
         )
-        width, fields = self.head_size * self.num_attention_heads, "attention_head_size"
+        width, fields = self.head_dim * self.num_attention_heads, "attention_head_size"
         if self.attention_head_size is None:
             width, fields = self.hidden_size // 2, "hidden_size (a stream has half of it) or num_attention_heads"
         self.require_heads(width, self.num_attention_heads, fields, self.position_embedding_type == "rotary")
@@ -107,7 +107,7 @@ class HfTinyReformerConfig(EncoderConfig):
         return len(self.attn_layers)
 
     @property
-    def head_size(self) -> int:
+    def head_dim(self) -> int:
         return self.attention_head_size or self.hidden_size // 2 // self.num_attention_heads
 
     @property
@@ -170,7 +170,7 @@ class ReformerAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        self.num_heads, self.head_size = config.num_attention_heads, config.head_dim
         self.chunk = {"lsh": config.lsh_attn_chunk_length, "local": config.local_attn_chunk_length}[self.kind]
         width = self.num_heads * self.head_size
         self.qkv = nn.Linear(config.hidden_size // 2, self.parts * width)
@@ -179,6 +179,10 @@ class ReformerAttention(nn.Module):
 
     def keys_of(self, key: Tensor) -> Tensor:
         return key * self.head_size**-0.5
+
+    def chunk_in(self, length: int) -> int:
+        """No longer than the text, as a cache is padded to chunks for each new token; an export is for any length."""
+        return self.chunk if torch.compiler.is_exporting() else min(self.chunk, length)
 
     def forward(self, x: Tensor, shared: SharedInputs) -> tuple[Tensor, Tensor | None]:
         projected = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, self.head_size)).unbind(2)
@@ -189,12 +193,14 @@ class ReformerAttention(nn.Module):
         query, key, value = (part.transpose(1, 2).to(value.dtype) for part in (query, self.keys_of(key), value))
         del projected
         if shared.past_key_values is not None:
-            key, value = shared.past_key_values.update(key, value, self.layer_idx)
+            known = shared.past_key_values.update(key, value, self.layer_idx)
+            key, value = (part[:, :, : shared.real.shape[1]] for part in known)  # a static cache gives its empty places, too
         lengths, rate, weights = (query.shape[2], key.shape[2]), self.dropout.p if self.training else 0.0, None
-        if shared.dense or lengths[0] < lengths[1]:
+        one_chunk = not torch.compiler.is_exporting() and lengths[1] <= self.chunk
+        if shared.dense or (lengths[0] < lengths[1] and not one_chunk):
             seen = self.visibility(key, shared).dense(*lengths)
             y, weights = dense_attention(query, key, value, seen, self.alone, self.dropout)
-        elif not torch.compiler.is_exporting() and lengths[1] <= self.chunk:
+        elif one_chunk:
             y = full_attention(query, key, value, shared.real, bool(self.config.is_decoder), self.alone, rate)
         else:
             y = chunked_attention(query, key, value, self.visibility(key, shared), self.alone, rate)
@@ -209,7 +215,7 @@ class LocalAttention(ReformerAttention):
     alone = False
 
     def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
-        chunk, real = self.chunk, shared.real if shared.padded else shared.real[:1]
+        chunk, real = self.chunk_in(key.shape[2]), shared.real if shared.padded else shared.real[:1]
         order, ranks = sort_tokens(torch.zeros_like(real, dtype=torch.long)[None, :, None], real, chunk)
         first = (ranks // chunk - 1) * chunk
         if self.config.is_decoder:
@@ -236,7 +242,7 @@ class LSHAttention(ReformerAttention):
 
     @torch.no_grad()
     def visibility(self, key: Tensor, shared: SharedInputs) -> Visibility:
-        chunk = self.chunk
+        chunk = self.chunk_in(key.shape[2])
         chunks = (shared.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
         if self.layer_idx not in shared.buckets:
             centred = self.centred(key.float(), shared.real) if self.config.hash_centred_keys else key
@@ -505,7 +511,7 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         x = self.embeddings(x, position_ids, past + length)
         angles = None
         if config.position_embedding_type == "rotary":
-            angles = rotary_angles(position_ids, config.head_size, x.dtype)
+            angles = rotary_angles(position_ids, config.head_dim, x.dtype)
         dense = with_weights or config._attn_implementation == "eager"
         masked = attention_mask is not None
         shared = SharedInputs(real, angles, num_hashes or config.num_hashes, dense, masked, past_key_values)
@@ -569,6 +575,16 @@ class ReformerLM(HfTinyReformerPreTrainedModel):
 
 class HfTinyReformerForCausalLM(ReformerLM, GenerationMixin):
     causal = True
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """transformers goes by the name, and its own Reformer has another cache: with that, no assistant could help."""
+        return True
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **kwargs) -> Tensor | None:
+        """A static cache comes with a mask of all pairs otherwise; here hashing decides who sees whom."""
+        return attention_mask
 
     @can_return_tuple
     def forward(

@@ -459,11 +459,12 @@ def test_every_parameter_gets_a_gradient(model):
         assert found[name].abs().max() > 0, f"the gradient of {name} is 0"
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("case", FAMILIES, indirect=True)
-def test_gradient_checkpointing(model):
+def test_gradient_checkpointing(model, reentrant):
     model.train()
     expected_loss, expected = loss_of(model), gradients(model)
-    model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert model.is_gradient_checkpointing
     assert_close(loss_of(model), expected_loss, 1e-6)
     found = gradients(model)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM, HfTinyReformerModel
+from hf_tiny.models import reformer
 from hf_tiny.models.chunks import ChunkedAttention, Visibility, attend, attend_backward, dense_attention
 from hf_tiny.models.reformer import LSHAttention, Reversible, SharedInputs, normal_numbers
 from hf_tiny.optim import depths
@@ -420,6 +421,22 @@ def test_one_long_chunk_goes_through_sdpa(model_class, monkeypatch):
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or sdpa(*a, **k))
     assert_close(model(tokens()).logits, expected)
     assert len(calls) == model.config.num_hidden_layers
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_cache_is_not_padded_to_a_long_chunk(implementation, monkeypatch):
+    """Each new token would cost as much as the chunk is long. Everything is in reach there: SDPA sorts nothing at all."""
+    model = build(lsh_attn_chunk_length=64, local_attn_chunk_length=64, eos_token_id=None)
+    prompt = {"input_ids": tokens(2, 12), "attention_mask": torch.ones(2, 12, dtype=torch.long)}
+    prompt["attention_mask"][1, :5] = 0
+    expected = model.generate(**prompt, max_new_tokens=6, use_cache=False)
+    model.set_attn_implementation(implementation)
+    sizes, sort = [], reformer.sort_tokens
+    monkeypatch.setattr(reformer, "sort_tokens", lambda *a: sizes.append((a[1].shape[1], a[2])) or sort(*a))
+    assert torch.equal(model.generate(**prompt, max_new_tokens=6), expected)
+    assert [chunk for _, chunk in sizes] == [length for length, _ in sizes]
+    assert bool(sizes) == (implementation == "eager")
 
 
 def test_feed_forward_pieces_are_exact():
