@@ -1,16 +1,11 @@
 """Reformer (Kitaev et al., 2020): hashing attention, chunked feed-forward and reversible layers for long inputs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import NormalDist
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GenerationMixin, PreTrainedModel
@@ -20,9 +15,19 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .chunks import Visibility, chunked_attention, dense_attention, full_attention, padded, sort_tokens
+from .chunks import (
+    Visibility,
+    chunked_attention,
+    dense_attention,
+    full_attention,
+    normal_numbers,
+    padded,
+    sort_tokens,
+    without_mean,
+)
 from .heads import Count, EncoderConfig, EncoderHead, SequenceClassification, TokenClassification, predict_tokens
 from .layers import Dropout, FeedForward, embed, layer_norm, rotary_angles, rotate
+from .reversible import Reversible, random_numbers
 
 __all__ = [
     "HfTinyReformerConfig",
@@ -34,10 +39,8 @@ __all__ = [
 ]
 
 logger = logging.get_logger(__name__)
-Bits = TypeVar("Bits", Tensor, int)
 LAYERS = ("lsh", "local")
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
-PRIOR = 4  # tokens at 0 before each text: without them, the first one would be its own mean
 
 
 @strict
@@ -138,24 +141,6 @@ class SharedInputs:
     buckets: dict[int, Tensor] = field(default_factory=dict)
 
 
-def hashed(bits: Bits) -> Bits:
-    """32 bits as others."""
-    for factor in (0x7FEB352D, 0x46A7F1B5, 0x5BD1E995):
-        bits = (bits ^ (bits >> 16)) * factor & 0xFFFFFFFF
-    return bits ^ (bits >> 15)
-
-
-def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
-    """Standard normal numbers that depend on the seed alone: on every device the same, and no random stream moves. More
-    rows (in the first dimension) leave those before them as they are."""
-    count, start = torch.Size(shape).numel(), seed * 0x9E3779B1 & 0xFFFFFFFF
-    if torch.onnx.is_in_onnx_export():  # it has no such function: there they are constants
-        normal = [NormalDist().inv_cdf((hashed(start + i) + 0.5) / 2**32) for i in range(count)]
-        return torch.tensor(normal, device=device).view(shape)
-    uniform = (hashed(torch.arange(count, device=device) + start).double() + 0.5) / 2**32
-    return torch.special.ndtri(uniform).float().view(shape)
-
-
 # Attention
 
 
@@ -194,7 +179,9 @@ class ReformerAttention(nn.Module):
         del projected
         if shared.past_key_values is not None:
             known = shared.past_key_values.update(key, value, self.layer_idx)
-            key, value = (part[:, :, : shared.real.shape[1]] for part in known)  # a static cache gives its empty places, too
+            key, value = (
+                part[:, :, : shared.real.shape[1]] for part in known
+            )  # a static cache gives its empty places, too
         lengths, rate, weights = (query.shape[2], key.shape[2]), self.dropout.p if self.training else 0.0, None
         one_chunk = not torch.compiler.is_exporting() and lengths[1] <= self.chunk
         if shared.dense or (lengths[0] < lengths[1] and not one_chunk):
@@ -245,7 +232,9 @@ class LSHAttention(ReformerAttention):
         chunk = self.chunk_in(key.shape[2])
         chunks = (shared.real.sum(1)[:, None, None] + chunk - 1).div(chunk, rounding_mode="floor").clamp(min=1)
         if self.layer_idx not in shared.buckets:
-            centred = self.centred(key.float(), shared.real) if self.config.hash_centred_keys else key
+            centred = key
+            if self.config.hash_centred_keys:
+                centred = without_mean(key.float(), shared.real, bool(self.config.is_decoder))
             shared.buckets[self.layer_idx] = self.buckets(centred, chunks, shared).int()
         buckets = shared.buckets[self.layer_idx].long()
         order, ranks = sort_tokens(buckets, shared.real, chunk)
@@ -259,12 +248,6 @@ class LSHAttention(ReformerAttention):
         first = (ranks // chunk - 1) * chunk
         wrap = torch.where(ranks // chunk == 0, (chunks - 1) * chunk, 2**30).int()
         return Visibility(order, ranks, first, first + 2 * chunk - 1, wrap, causal=bool(self.config.is_decoder))
-
-    def centred(self, key: Tensor, real: Tensor) -> Tensor:
-        """Keys without their mean, in a causal layer without that of those up to each: it must not see later ones."""
-        counted = real[:, None, :, None].to(key.dtype)
-        total, count = ((x.cumsum(2) if self.config.is_decoder else x.sum(2, True)) for x in (key * counted, counted))
-        return key - total / (count + PRIOR)
 
     def buckets(self, x: Tensor, chunks: Tensor, shared: SharedInputs) -> Tensor:
         """The bucket of each token of x in each round: (rounds, batch, heads, length). chunks (batch, 1, 1): of each text."""
@@ -302,20 +285,6 @@ ATTENTION = {one.kind: one for one in (LSHAttention, LocalAttention)}
 # Reversible layers
 
 
-@contextmanager
-def random_numbers(shared: SharedInputs, place: int, device: torch.device) -> Iterator[None]:
-    """In training, those of a place in the model inside, and the user's own ones untouched outside."""
-    if shared.seed is None:
-        yield
-        return
-    other = device.type != "cpu"
-    with torch.random.fork_rng([device] if other else [], device_type=device.type if other else "cuda"):
-        torch.default_generator.manual_seed(shared.seed + place)
-        if other:
-            torch.get_device_module(device).manual_seed(shared.seed + place)
-        yield
-
-
 class ReformerBlock(nn.Module):
     """Attention for one stream, feed-forward for the other: y1 = x1 + attend(x2), y2 = x2 + feed(y1)."""
 
@@ -331,7 +300,7 @@ class ReformerBlock(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def attend(self, x: Tensor, shared: SharedInputs) -> tuple[Tensor, Tensor | None]:
-        with random_numbers(shared, 2 * self.layer_idx, x.device):
+        with random_numbers(shared.seed, 2 * self.layer_idx, x.device):
             y, weights = self.attention(self.attention_norm(x.to(self.attention_norm.weight.dtype)), shared)
             return self.dropout(y), weights
 
@@ -346,64 +315,9 @@ class ReformerBlock(nn.Module):
     def forward(self, x1: Tensor, x2: Tensor, shared: SharedInputs) -> tuple[Tensor, Tensor, Tensor | None]:
         y, weights = self.attend(x2, shared)
         y1 = x1 + y
-        with random_numbers(shared, 2 * self.layer_idx + 1, y1.device):
+        with random_numbers(shared.seed, 2 * self.layer_idx + 1, y1.device):
             fed = torch.cat([self.feed(piece) for piece in self.pieces(y1)])
         return y1, x2 + fed.view_as(x2), weights
-
-
-class Reversible(torch.autograd.Function):
-    """All blocks; only their output is kept, and `SharedInputs.buckets`. Backward computes each block's input from its
-    output, once more with a graph.
-
-    The parameters are inputs, so that they get their gradients like those of any other function.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, blocks: nn.ModuleList, shared: SharedInputs, *parameters: Tensor) -> Tensor:
-        device = x.device.type
-        ctx.blocks, ctx.shared, ctx.parameters = blocks, shared, parameters
-        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), False)
-        y1, y2 = x.chunk(2, dim=-1)
-        with torch.autocast(*ctx.autocast):
-            for block in blocks:
-                y1, y2, _ = block(y1, y2, shared)
-        y = torch.cat((y1, y2), dim=-1)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y1, y2 = ctx.saved_tensors[0].chunk(2, dim=-1)
-        grad1, grad2 = grad.chunk(2, dim=-1)
-        # Allocated at once: between the activations of all layers they would scatter the free memory.
-        grads = {parameter: torch.zeros_like(parameter) for parameter in ctx.parameters if parameter.requires_grad}
-
-        def differentiate(y: Tensor, x: Tensor, grad: Tensor, parameters: list[Tensor]) -> Tensor:
-            """The gradient of x; those of the parameters are added to what is known."""
-            x_grad, *found = torch.autograd.grad(y, [x, *parameters], grad.to(y.dtype), allow_unused=True)
-            for parameter, new in zip(parameters, found, strict=True):
-                if new is not None:
-                    grads[parameter] += new
-            return x_grad
-
-        with torch.enable_grad(), torch.autocast(*ctx.autocast):
-            for block in reversed(ctx.blocks):
-                parameters = [parameter for parameter in block.parameters() if parameter.requires_grad]
-                fed, fed_grads = [], []
-                with random_numbers(ctx.shared, 2 * block.layer_idx + 1, y1.device):
-                    for piece, piece_grad in zip(block.pieces(y1), block.pieces(grad2), strict=True):
-                        piece = piece.detach().requires_grad_()
-                        new = block.feed(piece)
-                        fed_grads.append(differentiate(new, piece, piece_grad, parameters))
-                        fed.append(new.detach())
-                y2 = y2 - torch.cat(fed).view_as(y2)
-                grad1 = grad1 + torch.cat(fed_grads).view_as(grad1)
-                x2 = y2.detach().requires_grad_()
-                attended, _ = block.attend(x2, ctx.shared)
-                grad2 = grad2 + differentiate(attended, x2, grad1, parameters)
-                y1 = y1 - attended.detach()
-        return torch.cat((grad1, grad2), dim=-1), None, None, *(grads.get(p) for p in ctx.parameters)
 
 
 def refuse_what_cannot_work(blocks: nn.ModuleList) -> None:
