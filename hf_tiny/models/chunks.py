@@ -1,4 +1,4 @@
-"""Attention in chunks: tokens are sorted, and look at their own chunk and its neighbours."""
+"""Attention in chunks: tokens are sorted, and look at their own chunk and its neighbours. The numbers of hashes to sort by."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

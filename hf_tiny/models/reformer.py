@@ -179,9 +179,7 @@ class ReformerAttention(nn.Module):
         del projected
         if shared.past_key_values is not None:
             known = shared.past_key_values.update(key, value, self.layer_idx)
-            key, value = (
-                part[:, :, : shared.real.shape[1]] for part in known
-            )  # a static cache gives its empty places, too
+            key, value = (part[:, :, : shared.real.shape[1]] for part in known)  # a static cache has empty places
         lengths, rate, weights = (query.shape[2], key.shape[2]), self.dropout.p if self.training else 0.0, None
         one_chunk = not torch.compiler.is_exporting() and lengths[1] <= self.chunk
         if shared.dense or (lengths[0] < lengths[1] and not one_chunk):
@@ -423,9 +421,8 @@ class HfTinyReformerModel(HfTinyReformerPreTrainedModel):
         if position_ids is None:
             position_ids = (real.cumsum(1) - 1).clamp(min=0)[:, past:]
         x = self.embeddings(x, position_ids, past + length)
-        angles = None
-        if config.position_embedding_type == "rotary":
-            angles = rotary_angles(position_ids, config.head_dim, x.dtype)
+        rotary = config.position_embedding_type == "rotary"
+        angles = rotary_angles(position_ids, config.head_dim, x.dtype) if rotary else None
         dense = with_weights or config._attn_implementation == "eager"
         masked = attention_mask is not None
         shared = SharedInputs(real, angles, num_hashes or config.num_hashes, dense, masked, past_key_values)
