@@ -63,6 +63,8 @@ COLUMNS = {
         "tokens per second": "figures.tokens_per_second",
         "peak MB, training the tokenizer": "figures.vocabulary_mb",
         "peak MB, streaming": "figures.stream_mb",
+        "peak MB, counting pairs": "figures.count_mb",
+        "MB of the counts": "figures.table_mb",
     },
     "forgetting": {
         "flags": "what",
