@@ -35,6 +35,8 @@ bench: .venv/installed  ## hf_tiny and transformers on the same work, alternatin
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/seq2seq.py
 	$(BIN)/python benchmarks/vit.py
+	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/growth.py
 
 results: .venv/installed  ## render the tables of README.md and docs/ from benchmarks/results
 	$(BIN)/python benchmarks/render.py

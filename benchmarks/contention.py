@@ -14,6 +14,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+from render import keep, middle_and_range
+
 WAYS = {  # what the environment says before torch is loaded, and the number of threads
     "hf_tiny": ({}, 0),
     "openmp": ({"GOMP_SPINCOUNT": "300000"}, 0),  # what libgomp takes by itself
@@ -78,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two turns of a second: a check, not a measurement")
     parser.add_argument("--repetitions", type=int, default=None, help="default: 5; 2 when quick")
+    parser.add_argument("--results", help="the file of benchmarks/results, without .json, that keeps the figures")
     parser.add_argument("--train", type=float, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -103,6 +106,15 @@ def main() -> None:
         "tokens_per_second": {f"{way}{', contended' if busy else ''}": round(v) for (way, busy), v in middle.items()},
         "repetitions": repetitions,
     }
+    shares = {
+        "hf_tiny beside a busy process, of its speed alone": ("hf_tiny", True, "hf_tiny", False),
+        "OpenMP's own waiting beside a busy process, of its speed alone": ("openmp", True, "openmp", False),
+        "hf_tiny alone, of OpenMP's own waiting": ("hf_tiny", False, "openmp", False),
+        "hf_tiny beside a busy process, of one thread there": ("hf_tiny", True, "one_thread", True),
+    }
+    pairs = {what: zip(found[one, a], found[other, b], strict=True) for what, (one, a, other, b) in shares.items()}
+    rows = {what: middle_and_range([one / other for one, other in pair]) for what, pair in pairs.items()}
+    keep(arguments.results, rows, result)
     print(json.dumps(result))
 
 

@@ -50,6 +50,12 @@ COLUMNS = {
         "pretrained": "figures.pretrained",
         "minutes per run": "figures.minutes",
     },
+    "precision": {  # add_pair: float32 in the place of "from scratch"
+        "ELECTRA": "what",
+        "metric": "figures.figure",
+        "float32": "figures.scratch",
+        "bfloat16": "figures.pretrained",
+    },
     "similarity": {
         "model": "what",
         "metric": "figures.figure",
@@ -193,7 +199,7 @@ COLUMNS = {
     },
     **{
         name: {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"}
-        for name in ("bench_electra", "bench_seq2seq", "bench_vit")
+        for name in ("bench_contention", "bench_electra", "bench_seq2seq", "bench_start", "bench_vit")
     },
 }
 METRICS = {"f1": "F1", "las": "LAS", "spearmanr": "Spearman", "chrf": "chrF++", "ppl": "perplexity"}

@@ -48,6 +48,16 @@ print(type(model).__name__, type(model.config).__module__)
     assert ended.stdout == "HfTinyReformerModel hf_tiny.models.reformer\n", ended.stderr
 
 
+def test_a_run_begins_without_what_it_needs_later_or_never():
+    """`evaluate` alone takes a second."""
+    snippet = """
+import sys, hf_tiny.predict, hf_tiny.train
+print({"evaluate", "gradio", "matplotlib", "onnx", "sacrebleu", "scipy.stats", "sklearn", "trackio"} & set(sys.modules))
+"""
+    ended = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True)
+    assert ended.stdout == "set()\n", ended.stderr
+
+
 def test_what_was_imported_first_does_not_matter():
     """The configuration and the pipeline are registered when transformers has been imported before, and later."""
     for first in ("import hf_tiny", "from transformers import AutoConfig, pipeline"):
