@@ -335,7 +335,10 @@ def test_vit_there_and_back(model_class, tmp_path):
 
 
 def test_a_vit_that_transformers_does_not_have():
-    for change, message in (({"pooling": "mean"}, "pooling is 'mean'"), ({"stem": "conv"}, "stem is 'conv': .* 'patch'")):
+    for change, message in (
+        ({"pooling": "mean"}, "pooling is 'mean'"),
+        ({"stem": "conv"}, "stem is 'conv': .* 'patch'"),
+    ):
         model = HfTinyViTForImageClassification(HfTinyViTConfig(**{**VIT, **change}))
         with pytest.raises(InputError, match=message):
             convert.vit_to_native(model)

@@ -84,7 +84,8 @@ SIZES: dict[type, dict[str, dict]] = {
     },
     reformer.HfTinyReformerConfig: {  # half of the width is a stream's; the paper's is for enwik8
         "tiny": {**widths(256), "intermediate_size": 512, "attn_layers": ["local", "lsh"] * 2, "num_hashes": 2,
-                 "hash_centred_keys": True, "position_embedding_type": "rotary", "initializer_range": 0.05, "hidden_dropout_prob": 0.0},
+                 "hash_centred_keys": True, "position_embedding_type": "rotary", "initializer_range": 0.05,
+                 "hidden_dropout_prob": 0.0},
         "base": {**widths(2048, 256), "intermediate_size": 4096, "attn_layers": ["local", "lsh"] * 6, "num_hashes": 4,
                  "hash_centred_keys": True, "position_embedding_type": "rotary", "hidden_dropout_prob": 0.1},
     },

@@ -1,6 +1,8 @@
-"""Attention in chunks: tokens are sorted, and look at their own chunk and its neighbours."""
+"""Attention in chunks: tokens are sorted, and look at their own chunk and its neighbours; and the numbers to hash them by."""
 
 from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from .layers import Dropout, dropout_factor
 
+Bits = TypeVar("Bits", Tensor, int)
 ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
 UNSEEN = -1e9  # added to the score of a pair that is out of reach, times how far it is
 AT_ONCE = 2**19  # scores of the heads that a CPU computes at a time: more would only need more memory
@@ -278,3 +281,21 @@ def full_attention(
         bias = bias.clone()
         bias.diagonal(dim1=-2, dim2=-1).fill_(least / 2)  # more than what is unseen, less than anything else
     return F.scaled_dot_product_attention(query, key, value, bias, rate, scale=1.0)
+
+
+def hashed(bits: Bits) -> Bits:
+    """32 bits as others."""
+    for factor in (0x7FEB352D, 0x46A7F1B5, 0x5BD1E995):
+        bits = (bits ^ (bits >> 16)) * factor & 0xFFFFFFFF
+    return bits ^ (bits >> 15)
+
+
+def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """Standard normal numbers that depend on the seed alone: on every device the same, and no random stream moves. More
+    rows (in the first dimension) leave those before them as they are."""
+    count, start = torch.Size(shape).numel(), seed * 0x9E3779B1 & 0xFFFFFFFF
+    if torch.onnx.is_in_onnx_export():  # it has no such function: there they are constants
+        normal = [NormalDist().inv_cdf((hashed(start + i) + 0.5) / 2**32) for i in range(count)]
+        return torch.tensor(normal, device=device).view(shape)
+    uniform = (hashed(torch.arange(count, device=device) + start).double() + 0.5) / 2**32
+    return torch.special.ndtri(uniform).float().view(shape)

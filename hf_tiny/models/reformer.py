@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import NormalDist
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +18,15 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .chunks import Visibility, chunked_attention, dense_attention, full_attention, padded, sort_tokens
+from .chunks import (
+    Visibility,
+    chunked_attention,
+    dense_attention,
+    full_attention,
+    normal_numbers,
+    padded,
+    sort_tokens,
+)
 from .heads import Count, EncoderConfig, EncoderHead, SequenceClassification, TokenClassification, predict_tokens
 from .layers import Dropout, FeedForward, embed, layer_norm, rotary_angles, rotate
 
@@ -34,7 +40,6 @@ __all__ = [
 ]
 
 logger = logging.get_logger(__name__)
-Bits = TypeVar("Bits", Tensor, int)
 LAYERS = ("lsh", "local")
 FACTOR = 6  # a hash of more than 2 ** 6 buckets is made of several
 PRIOR = 4  # tokens at 0 before each text: without them, the first one would be its own mean
@@ -136,24 +141,6 @@ class SharedInputs:
     past_key_values: Cache | None = None
     seed: int | None = None
     buckets: dict[int, Tensor] = field(default_factory=dict)
-
-
-def hashed(bits: Bits) -> Bits:
-    """32 bits as others."""
-    for factor in (0x7FEB352D, 0x46A7F1B5, 0x5BD1E995):
-        bits = (bits ^ (bits >> 16)) * factor & 0xFFFFFFFF
-    return bits ^ (bits >> 15)
-
-
-def normal_numbers(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
-    """Standard normal numbers that depend on the seed alone: on every device the same, and no random stream moves. More
-    rows (in the first dimension) leave those before them as they are."""
-    count, start = torch.Size(shape).numel(), seed * 0x9E3779B1 & 0xFFFFFFFF
-    if torch.onnx.is_in_onnx_export():  # it has no such function: there they are constants
-        normal = [NormalDist().inv_cdf((hashed(start + i) + 0.5) / 2**32) for i in range(count)]
-        return torch.tensor(normal, device=device).view(shape)
-    uniform = (hashed(torch.arange(count, device=device) + start).double() + 0.5) / 2**32
-    return torch.special.ndtri(uniform).float().view(shape)
 
 
 # Attention

@@ -1,6 +1,7 @@
 """The Vision Transformer (Dosovitskiy et al., 2021), and its pretraining as a masked autoencoder (He et al., 2022)."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -192,10 +193,12 @@ class ConvStem(nn.Sequential):
 
     def __init__(self, config: HfTinyViTConfig):
         height, width = height_and_width(config.patch_size)
-        halvings = min((side & -side).bit_length() - 1 for side in (height, width))  # of the larger power of two in both
+        halvings = min(
+            (side & -side).bit_length() - 1 for side in (height, width)
+        )  # of the larger power of two in both
         sizes = [max(1, config.hidden_size >> left) for left in range(halvings, -1, -1)]
         layers = [nn.Conv2d(config.num_channels, sizes[0], 3, padding=1), nn.GELU()]
-        for before, after in zip(sizes, sizes[1:], strict=False):
+        for before, after in pairwise(sizes):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GELU()]
         super().__init__(*layers)
         self.patch_dim = sizes[-1] * (height >> halvings) * (width >> halvings)  # numbers that are left of a patch

@@ -15,8 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_tiny import HfTinyReformerConfig, HfTinyReformerForCausalLM, HfTinyReformerForMaskedLM, HfTinyReformerModel
-from hf_tiny.models.chunks import ChunkedAttention, Visibility, attend, attend_backward, dense_attention
-from hf_tiny.models.reformer import LSHAttention, Reversible, SharedInputs, normal_numbers
+from hf_tiny.models.chunks import (
+    ChunkedAttention,
+    Visibility,
+    attend,
+    attend_backward,
+    dense_attention,
+    normal_numbers,
+)
+from hf_tiny.models.reformer import LSHAttention, Reversible, SharedInputs
 from hf_tiny.optim import depths
 
 SIZES = {

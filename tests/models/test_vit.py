@@ -183,7 +183,9 @@ def test_convolutions_halve_what_patches_can_be_halved(patch, halvings, left):
     assert found.std() > 0.1  # the signal does not fade
     assert_close(stem(x[:1]), found[:1])  # no other image matters
     larger = nn.functional.pad(x, (0, 24, 0, 24))  # nor how large the image is
-    assert_close(stem(larger)[:, :, : 20 >> halvings, : 20 >> halvings], found[:, :, : 20 >> halvings, : 20 >> halvings])
+    assert_close(
+        stem(larger)[:, :, : 20 >> halvings, : 20 >> halvings], found[:, :, : 20 >> halvings, : 20 >> halvings]
+    )
     assert model(x).last_hidden_state.shape == (4, 1 + torch.Size(model.config.position_grid).numel(), 32)
 
 
