@@ -13,15 +13,13 @@ from torch.autograd.function import once_differentiable
 
 from .layers import Dropout, dropout_factor
 
-Bits = TypeVar("Bits", Tensor, int)
 ALONE = -1e5  # added to a token's score for itself: counts only where nothing else is in reach
 UNSEEN = -1e9  # added to the score of a pair that is out of reach, times how far it is
 AT_ONCE = 2**19  # scores of the heads that a CPU computes at a time: more would only need more memory
-
-Bits = TypeVar("Bits", Tensor, int)
 PRIOR = 4  # tokens at 0 before each text: without them, the first one would be its own mean
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+Bits = TypeVar("Bits", Tensor, int)
 
 
 @contextmanager
