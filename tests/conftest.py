@@ -1,10 +1,12 @@
 """What several test files need: a small real tokenizer and blocks of its text. No network, a fixed seed."""
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
 # Some virtual machines announce AMX and die of "illegal instruction" when torch uses it for bfloat16.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
 CORES = sorted(os.sched_getaffinity(0))
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A core for each worker and what it starts: threads that wait for each other on a shared core are ten times slower.

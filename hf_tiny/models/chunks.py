@@ -24,7 +24,11 @@ Bits = TypeVar("Bits", Tensor, int)
 
 @contextmanager
 def small_products() -> Iterator[None]:
-    """The fused kernel multiplies chunk by chunk. oneDNN, if the run uses it for float32, is slow at such small products."""
+    """The fused kernel multiplies chunk by chunk. oneDNN, if the run uses it for float32, is slow at such small products.
+    A compiler does not follow it there."""
+    if torch.compiler.is_compiling():
+        yield
+        return
     matmul = torch.backends.mkldnn.matmul
     before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
     try:

@@ -61,6 +61,7 @@ from hf_tiny import (
 )
 from hf_tiny.models import AUTO_CLASSES, SIZES
 from hf_tiny.models.layers import dropout_factor
+from hf_tiny.models.seq2seq import Pointer
 
 EXPORTED = FAMILIES + [case for case in FIRST if case.values[0][0][2] is HfTinyViTForImageClassification]
 
@@ -169,7 +170,8 @@ def test_initialisation(case):
                 assert module.weight.eq(1).all(), name
                 assert module.bias is None or module.bias.eq(0).all(), name
             if isinstance(module, nn.Linear):
-                assert module.bias is None or module.bias.eq(0).all(), name
+                start = Pointer.START[-1] if name == "copy_attention.gate" else 0
+                assert module.bias is None or module.bias.eq(start).all(), name
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 assert module.weight[module.padding_idx].eq(0).all(), name
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -611,10 +613,10 @@ assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
 
 REMOTE_FILES = {
     HfTinyElectraConfig: {"electra.py", "joint.py", "heads.py", "layers.py"},
-    HfTinyReformerConfig: {"reformer.py", "chunks.py", "heads.py", "layers.py"},
+    HfTinyReformerConfig: {"reformer.py", "chunks.py", "reversible.py", "heads.py", "layers.py"},
     HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "layers.py"},
     HfTinyTokenLinkingConfig: {
-        *("linking.py", "electra.py", "joint.py", "reformer.py", "chunks.py", "heads.py", "layers.py"),
+        *("linking.py", "electra.py", "joint.py", "reformer.py", "chunks.py", "reversible.py", "heads.py", "layers.py"),
         *("parsing.py", "trees.py", "words.py"),  # its pipeline
     },
     HfTinyViTConfig: {"vit.py", "heads.py", "layers.py"},
