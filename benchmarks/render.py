@@ -199,7 +199,7 @@ COLUMNS = {
     },
     **{
         name: {"compared with": "what", "ratio": "figures.ratio", "spread": "figures.spread"}
-        for name in ("bench_contention", "bench_electra", "bench_seq2seq", "bench_start", "bench_vit")
+        for name in ("bench_electra", "bench_seq2seq", "bench_vit")
     },
 }
 METRICS = {"f1": "F1", "las": "LAS", "spearmanr": "Spearman", "chrf": "chrF++", "ppl": "perplexity"}

@@ -196,14 +196,14 @@ class BucketedBatches(Source):
         return [batches[place] for place in generator.permutation(len(batches))]
 
     def _cut(self, samples: np.ndarray) -> list[np.ndarray]:
-        """Samples into micro-batches, by length. Of pairs the first side goes up, two tokens at a time, and the second up
+        """Samples into micro-batches, by length. Of pairs the second side goes up, two tokens at a time, and the first up
         and down by turns, so that a micro-batch has neighbours in both: a third to a half less padding than if it went
         up each time."""
         first, last = self.lengths[samples].T[[0, -1]]
         if self.lengths.shape[1] == 1:
             order = np.argsort(first, kind="stable")
         else:
-            order = np.lexsort((np.where(first // 2 % 2, -last, last), first // 2))
+            order = np.lexsort((np.where(last // 2 % 2, -first, first), last // 2))
         samples = samples[order]
         batches, start, longest = [], 0, [0] * self.lengths.shape[1]
         for end, lengths in enumerate(self.lengths[samples].tolist()):

@@ -212,6 +212,17 @@ def test_samples_of_a_micro_batch_have_similar_lengths_and_its_places_are_mixed(
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4  # short and long ones come in any order
 
 
+def test_few_pairs_need_little_padding():
+    chance = np.random.default_rng(0)
+    targets = chance.gamma(4, 6, 2400).astype(int) + 4
+    lengths = np.stack((chance.binomial(targets, 0.8) + 1, targets), axis=1)
+    data = [{"input_ids": np.zeros(source), "labels": np.zeros(target)} for source, target in lengths]
+    parts = [
+        lengths[batch] for batch in BucketedBatches(data, list, 1024, 4096, 0, sides=("input_ids", "labels")).epochs[0]
+    ]
+    assert lengths.sum() / sum((part.max(0) * len(part)).sum() for part in parts) > 0.92
+
+
 def test_the_fingerprint_changes_with_samples_labels_and_limits():
     data = [{**sample, "label": 1} for sample in skewed(50)]
     same = bucketed(data).fingerprint
