@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
+from unicodedata import normalize
 
 import datasets
 import numpy as np
@@ -94,7 +95,7 @@ def _column_sentences(path: str, decoding: Decoding, labelled: bool = True) -> I
                     f"as many columns as the first line, {width}."
                 )
         if rows:
-            words, tags = tuple(row[0] for row in rows), tuple(row[-1].strip() for row in rows)
+            words, tags = tuple(row[0] for row in rows), tuple(normalize("NFC", row[-1].strip()) for row in rows)
             if len(words) > 1 and words == tuple(map(str, range(1, len(words) + 1))):
                 raise InputError(
                     f"{path}:{block[comments][0]}: the words are the numbers 1, 2, ... as in a treebank. CoNLL-U needs a name that "

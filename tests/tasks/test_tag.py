@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import unicodedata
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,12 @@ def predicted(sentences: list[Sentence], answers: list, folder: Path, field: str
 
 
 # Reading and writing
+
+
+def test_tags_that_look_the_same_are_the_same(write):
+    """A Mac may write Hangul in pieces."""
+    tagged = sentences_of(write("a.conll", f"서울 {unicodedata.normalize('NFD', '지명')}\n부산 지명\n"))
+    assert tagged[0].word_labels == ("지명", "지명")
 
 
 def test_columns(write, tmp_path, drawn):
