@@ -1,26 +1,24 @@
-"""Metrics that need no network, and what they have in common."""
+"""Metrics that need no network, and what they have in common. Apart from evaluation.py: `evaluate` takes time to import."""
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import datasets
+import evaluate
 import numpy as np
 
 
-class Metric:
+class Metric(evaluate.Metric):
     """A metric of `evaluate` that is part of this package, so that nothing is downloaded. A subclass names the type of what
     it compares and has `_compute`."""
 
     INPUTS: ClassVar[dict] = {"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}
-    _compute: Callable[..., dict[str, float]]
 
-    def compute(self, **given) -> dict[str, float]:
-        import evaluate  # late: it takes a second, and training can begin without it
+    def __init__(self):
+        super().__init__(keep_in_memory=True)
 
-        info = evaluate.MetricInfo(description=self.__doc__, citation="", features=datasets.Features(self.INPUTS))
-        parts = {"_info": lambda _: info, "_compute": lambda _, **checked: self._compute(**checked)}
-        return type(type(self).__name__, (evaluate.Metric,), parts)(keep_in_memory=True).compute(**given)
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description=self.__doc__, citation="", features=datasets.Features(self.INPUTS))
 
 
 def share(right: np.ndarray) -> float:
