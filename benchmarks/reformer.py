@@ -28,6 +28,7 @@ from types import SimpleNamespace
 
 import matplotlib
 import torch
+from render import keep
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import ReformerConfig, ReformerModelWithLMHead
@@ -205,9 +206,14 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--depth", type=int, default=6, help="layers where the length varies")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: every core")
+    parser.add_argument(
+        "--longest", type=int, default=LENGTHS[-1], help="4096 or more; with less than all, nothing is drawn"
+    )
+    parser.add_argument("--results", help="the file of benchmarks/results, without .json, that keeps the ratios")
     arguments = parser.parse_args()
     repetitions, depth = (5, 2) if arguments.quick else (arguments.repetitions, arguments.depth)
     lengths, depths = (LENGTHS[:2], (2, 4)) if arguments.quick else (LENGTHS, DEPTHS)
+    lengths = tuple(length for length in lengths if length <= arguments.longest)
     length = lengths[-1] if arguments.quick else 4096
     torch.set_num_threads(arguments.threads)  # this process computes nothing: its children start without threads
     logging.set_verbosity_error()
@@ -233,7 +239,7 @@ def main() -> None:
         name = f"{hashes} hashes, dropout {dropout}"
         ratios[name] = [round(of(found), 3) for of in (statistics.median, min, max)]
         print("{:26} {:.2f} ({:.2f} to {:.2f})".format(name, *ratios[name]), flush=True)
-    if not arguments.quick:
+    if lengths == LENGTHS:
         draw(Path(__file__).parent / "results" / "reformer.png", lengths, points, depth)
 
     seconds, memory = ({side: [point[place] for point in points[side]] for side in SIDES} for place in (0, 1))
@@ -257,6 +263,10 @@ def main() -> None:
         f"\nmemory, ours / theirs: {result['reformer_memory_ratio']:.2f}; {depths[-1]} layers / {depths[0]}: ", end=""
     )
     print(f"{result['depth_memory_ratio']:.2f}\nOurs needs less from this many tokens on (None: nowhere): {crossings}")
+    rows = {
+        f"transformers' Reformer, {name}": {"ratio": a, "spread": f"{b} to {c}"} for name, (a, b, c) in ratios.items()
+    }
+    keep(arguments.results, rows, result)
     print(json.dumps(result))
 
 
