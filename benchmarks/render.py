@@ -50,6 +50,12 @@ COLUMNS = {
         "pretrained": "figures.pretrained",
         "minutes per run": "figures.minutes",
     },
+    "precision": {  # add_pair: float32 in the place of "from scratch"
+        "ELECTRA": "what",
+        "metric": "figures.figure",
+        "float32": "figures.scratch",
+        "bfloat16": "figures.pretrained",
+    },
     "similarity": {
         "model": "what",
         "metric": "figures.figure",

@@ -1,7 +1,7 @@
 """Attention in chunks: tokens are sorted, and look at their own chunk and its neighbours. The numbers of hashes to sort by."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TypeVar
@@ -177,7 +177,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, factor: Tens
     factor: of dropout, for each weight.
     """
     if query.device.type == "cpu" and factor is None and not torch.compiler.is_exporting():
-        with nullcontext() if torch.compiler.is_compiling() else small_products():
+        with small_products():
             return FUSED(query, key, value, attn_mask=bias, scale=1.0)
     scores = (query @ key.mT).float() + bias
     total = scores.logsumexp(-1)
