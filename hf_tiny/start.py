@@ -34,6 +34,7 @@ from .data.corpus import SUPPORTED, Corpus, CorpusArguments
 from .errors import InputError, require, similar
 from .hub import code
 from .models import HfTinyReformerConfig
+from .models.heads import EncoderConfig
 from .optim import depths, layer_groups
 from .processes import on_main
 from .tokenizer import NEEDED_TOKENS, SEQ2SEQ_NEEDED_TOKENS, check_place, load_existing, load_tokenizer
@@ -395,6 +396,8 @@ def prepare(model: PreTrainedModel, recipe) -> tuple[list[dict], list[Callback]]
         add_lora(model, recipe.lora_rank)
         callbacks.append(MergeLora())
     names = ("weight_decay", "layer_decay", "head_lr_factor", "slow_start_steps", "unfreeze_steps")
+    if recipe.model_name_or_path and isinstance(model.base_model.config, EncoderConfig):
+        model.get_input_embeddings().weight._from_statistics = True  # from where its own pretraining took them
     groups = slow_words(layer_groups(model, **{name: vars(recipe)[name] for name in names}), recipe.words_lr_factor)
     if recipe.l2_sp and recipe.model_name_or_path and not recipe.lora_rank:
         # What was initialised again has nowhere to be pulled to.

@@ -28,9 +28,14 @@ class Recipe(ClassifyArguments, FinetuneConfig):
     # Few labels are soon known by heart.
     DEFAULTS: ClassVar[dict] = {"num_train_epochs": 10.0, "words_lr_factor": 0.1}
     RAW_VOCAB_SIZE: ClassVar[int] = 16_384  # words say more than their pieces
+    PRETRAINED: ClassVar[dict] = {
+        "hidden_dropout_prob": 0.3,
+        "classifier_pooling": "words",
+        "classifier_buckets": 32_768,
+    }
     MODEL_SIZES: ClassVar[dict[str, dict]] = {
         **FinetuneConfig.MODEL_SIZES,
-        "tiny": {**FinetuneConfig.MODEL_SIZES["tiny"], "hidden_dropout_prob": 0.3},
+        "tiny": {**FinetuneConfig.MODEL_SIZES["tiny"], **PRETRAINED},
     }
 
     output_dir: str = flag("runs/classifier", "Where the run leaves everything.")

@@ -26,15 +26,21 @@ class Recipe(TagArguments, FinetuneConfig):
     """Fine-tune an encoder to tag each word: names, parts of speech, Korean morphemes."""
 
     DEFAULTS: ClassVar[dict] = {"num_train_epochs": 20.0}
+    PRETRAINED: ClassVar[dict] = {
+        "tagger_lstm_size": 128,
+        "tagger_ngram_buckets": 32_768,
+        "tagger_spelling": True,
+        "classifier_dropout": 0.33,
+        "hidden_dropout_prob": 0.3,
+    }
     # Without pretraining, two layers, an LSTM and pairs of neighbours do better than four layers.
     MODEL_SIZES: ClassVar[dict[str, dict]] = {
         **FinetuneConfig.MODEL_SIZES,
         "tiny": {
             **FinetuneConfig.MODEL_SIZES["tiny"],
+            **PRETRAINED,
             "num_hidden_layers": 2,
-            "tagger_lstm_size": 128,
-            "tagger_ngram_buckets": 32_768,
-            "classifier_dropout": 0.33,
+            "hidden_dropout_prob": 0.0,
         },
     }
 

@@ -73,7 +73,7 @@ def misspelt_flag(folder):
 
 
 def wrong_size(folder):
-    return ["--size", "huge"], ["--size huge", "tiny, small, base, large"]
+    return ["--size", "huge"], ["--size huge", "tiny, mini, small, base, large"]
 
 
 def unshareable_sizes(folder):

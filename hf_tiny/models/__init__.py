@@ -64,15 +64,15 @@ def vit_sizes(size: int, decoder_size: int, decoder_layers: int) -> dict[str, in
     return {**widths(size), "num_hidden_layers": 12, **decoder}
 
 
+SMALL_TEXTS = {"embedding_size": 128, "num_hidden_layers": 4, "sharing": "disentangled", "position_embedding_type": "rotary",
+               "norm_first": True, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 SMALL_IMAGES = {**widths(96, 24), **widths(64, 16, "decoder_"), "num_hidden_layers": 4, "initializer_range": 0.08,
                 "pooling": "mean"}  # fmt: skip
 # The config fields of each size: those of the papers, and tiny ones for a few minutes on a laptop.
 SIZES: dict[type, dict[str, dict]] = {
     electra.HfTinyElectraConfig: {
-        "tiny": {**widths(128), "embedding_size": 128, "num_hidden_layers": 4, "generator_size": 9 / 32,
-                 "generator_layers": 1, "sharing": "disentangled",
-                 "position_embedding_type": "rotary", "norm_first": True, "initializer_range": 0.1,
-                 "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        "tiny": {**SMALL_TEXTS, **widths(128), "generator_size": 9 / 32, "generator_layers": 1, "initializer_range": 0.1},
+        "mini": {**SMALL_TEXTS, **widths(256), "generator_size": 1 / 4, "generator_layers": 2, "initializer_range": 0.07},
         "small": {**widths(256), "embedding_size": 128, "num_hidden_layers": 12, "generator_size": 1 / 4},
         "base": {**widths(768), "embedding_size": 768, "num_hidden_layers": 12, "generator_size": 1 / 3},
         "large": {**widths(1024), "embedding_size": 1024, "num_hidden_layers": 24, "generator_size": 1 / 4},

@@ -1,11 +1,13 @@
 """Task heads shared by the encoders: labels for a text, a label for each token, a link from each word to another."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput, TokenClassifierOutput
 from transformers.utils import ModelOutput, logging
@@ -22,6 +24,7 @@ from .layers import (
     layer_norm,
     linear_cross_entropy,
 )
+from .spelling import FACTOR, PRIME, Spelling, bucket
 
 logger = logging.get_logger(__name__)
 Count: TypeAlias = Tensor | int | None  # num_items_in_batch
@@ -38,18 +41,23 @@ class EncoderConfig(HfTinyTextConfig):
     classifier_pooling: what a text is classified by: the "mean" of its tokens' states, or the first one ("cls").
     classifier_dropout: in front of a task's output layer; `hidden_dropout_prob` when None.
     classifier_pairs: a classifier also sees what the two texts of a pair have in common.
+    classifier_buckets: numbers into which the tokens of a text, pairs of neighbouring ones and the characters inside of them are
+        hashed; a classifier adds a linear model of these counts to its answer (`Surface`); 0: it does not.
     tagger_lstm_size: of each direction of an LSTM over the tokens, between the encoder and the layer that tags them; 0: there
         is none.
     tagger_ngram_buckets: numbers into which the pairs and triples of neighbouring tokens are hashed, whose embeddings a tagger
         adds to the encoder's states; 0: there are none.
+    tagger_spelling: what tokens are spelled with is hashed into the same numbers.
     """
 
     layer_norm_eps: float = 1e-12
     classifier_pooling: str = "mean"
     classifier_dropout: float | int | None = None
     classifier_pairs: bool = False
+    classifier_buckets: int = 0
     tagger_lstm_size: int = 0
     tagger_ngram_buckets: int = 0
+    tagger_spelling: bool = False
 
 
 def read_counts(num_items_in_batch: Count, *found: Tensor) -> Tensor:
@@ -212,6 +220,11 @@ class Classification(EncoderHead):
     def build_classifier(self, config: PreTrainedConfig) -> None:
         self.classifier = ClassificationHead(config)
 
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Surface | Spelling):
+            module.reset()
+
 
 class PairComparison(nn.Module):
     """What the two texts of a pair have in common: how near each token of a text is to its nearest of the other, as words,
@@ -243,6 +256,65 @@ class PairComparison(nn.Module):
         return torch.cat((self.SCALE * (alike.flatten(1) - 0.5), (one - other).abs(), one * other), dim=-1)
 
 
+class Surface(nn.Module):
+    """A linear model of what a text is written with: its tokens, pairs of neighbouring ones, and the characters inside of
+    them (`Spelling`), hashed into numbers. Their counts weigh as in TF-IDF, by how rare they are in the texts to train on
+    (`rarity`). Of a pair of texts it sees the product and the difference of both, and gives their cosine, too."""
+
+    SCALE, DROPOUT = 10.0, 0.5  # of its inputs; unscaled they would hardly move a layer at the usual rates
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.texts, self.buckets = 1 + config.classifier_pairs, config.classifier_buckets
+        self.spelling = Spelling(config, self.buckets)
+        self.register_buffer("rarity", torch.ones(self.buckets))
+        self.dropout = Dropout(self.DROPOUT)
+        self.out = nn.Linear(self.buckets * self.texts, config.num_labels, bias=False)
+
+    def reset(self) -> None:
+        init.ones_(self.rarity)
+        init.zeros_(self.out.weight)
+
+    def counts(self, inputs: Inputs) -> Tensor:
+        """(batch, texts, buckets)."""
+        ids = inputs.input_ids
+        spelled = self.spelling(ids)  # (batch, length, numbers of a token); special tokens have none
+        there = spelled[:, :, 0].ne(0).long()
+        if inputs.attention_mask is not None:
+            there = there * inputs.attention_mask
+        kinds = torch.zeros_like(ids) if inputs.token_type_ids is None or self.texts == 1 else inputs.token_type_ids
+        follow = there[:, :-1] * there[:, 1:] * kinds[:, :-1].eq(kinds[:, 1:])
+        pairs = F.pad(bucket(ids[:, :-1], 1 + ids[:, 1:], self.buckets) * follow, (0, 1))
+        alone = bucket(ids, torch.zeros_like(ids), self.buckets) * there
+        numbers = torch.cat((alone[:, :, None], pairs[:, :, None], spelled * there[:, :, None]), dim=-1)
+        places = (numbers + kinds[:, :, None] * self.buckets).flatten(1)
+        found = torch.zeros(len(ids), self.texts * self.buckets, device=ids.device)
+        found = found.scatter_add(1, places, torch.ones_like(places, dtype=found.dtype)).unflatten(1, (self.texts, -1))
+        return F.pad(found[:, :, 1:], (1, 0))  # number 0 is none
+
+    def forward(self, inputs: Inputs, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The logits, and of a pair of texts their cosine (batch, 1); zeros where there are embeddings in the place of tokens.
+        x: any states of the batch."""
+        if inputs.input_ids is None:
+            return x.new_zeros(len(x), 1), x.new_zeros(len(x), 1) if self.texts == 2 else None
+        sides = F.normalize(self.counts(inputs).log1p() * self.rarity, dim=-1)
+        if self.texts == 1:
+            return self.out(self.dropout(self.SCALE * sides[:, 0])), None
+        one, other = sides.unbind(1)
+        both = torch.cat((one * other, (one - other).abs()), dim=-1)
+        return self.out(self.dropout(self.SCALE * both)), (one * other).sum(-1, keepdim=True).to(x.dtype)
+
+    @torch.no_grad()
+    def weigh(self, batches: Iterable[Inputs]) -> None:
+        """Set the rarity of all numbers by the texts to train on."""
+        found, texts = torch.zeros_like(self.rarity), 0
+        for inputs in batches:
+            counts = self.counts(inputs)
+            found += counts.ne(0).sum((0, 1))
+            texts += len(counts) * self.texts
+        self.rarity.copy_(((1 + texts) / (1 + found)).log() + 1)
+
+
 class SequenceClassification(Classification):
     """N -> 1: a label, several labels, or a number for a text."""
 
@@ -251,34 +323,48 @@ class SequenceClassification(Classification):
     def build_classifier(self, config: PreTrainedConfig) -> None:
         words = self.base_model.get_input_embeddings()
         self.pairs = PairComparison(words, config.hidden_size) if config.classifier_pairs else None
-        self.classifier = ClassificationHead(config, config.hidden_size + (self.pairs.size if self.pairs else 0))
+        self.surface = Surface(config) if config.classifier_buckets else None
+        size = config.hidden_size + (self.pairs.size if self.pairs else 0)
+        size += words.embedding_dim if config.classifier_pooling == "words" else 0
+        size += 1 if self.surface and self.pairs else 0
+        self.classifier = ClassificationHead(config, size)
 
     def predict(self, x, inputs, labels, num_items_in_batch):
-        if self.config.classifier_pooling == "cls":
-            pooled = x[:, 0]
-        elif inputs.attention_mask is None:
-            pooled = x.mean(1)
-        else:
-            weights = inputs.attention_mask.to(x.dtype)[:, :, None]
-            pooled = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        words = embed(self.get_input_embeddings(), inputs.input_ids, inputs.inputs_embeds)
+        parts = [self.pooled(x, words, inputs.attention_mask)]
         if self.pairs is not None:
-            words = embed(self.get_input_embeddings(), inputs.input_ids, inputs.inputs_embeds)
-            pooled = torch.cat((pooled, self.pairs(words, x, inputs)), dim=-1)
-        logits = self.classifier(pooled)
+            parts.append(self.pairs(words, x, inputs))
+        added = 0
+        if self.surface is not None:
+            added, cosine = self.surface(inputs, x)
+            parts += [] if cosine is None else [PairComparison.SCALE * (cosine - 0.5)]
+        logits = self.classifier(torch.cat(parts, dim=-1)) + added
         if labels is None:
             return None, logits
         return classification_loss(logits, labels, self.config, num_items_in_batch), logits
 
+    def pooled(self, x: Tensor, words: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if self.config.classifier_pooling == "cls":
+            return x[:, 0]
+        if self.config.classifier_pooling == "words":
+            x = torch.cat((x, F.layer_norm(words, words.shape[-1:])), dim=-1)
+        if attention_mask is None:
+            return x.mean(1)
+        weights = attention_mask.to(x.dtype)[:, :, None]
+        return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+
 
 class TokenNgrams(nn.Module):
-    """The sum of the embeddings of all pairs and triples of neighbouring tokens that a token belongs to."""
+    """The sum of the embeddings of all pairs and triples of neighbouring tokens that a token belongs to, and of what it is
+    spelled with."""
 
     SPANS = ((-1, 0), (0, 1), (-2, 0), (-1, 1), (0, 2))  # the first and the last place, counted from the token
-    FACTOR, PRIME = 1_000_003, 2**31 - 1  # of the hash
 
-    def __init__(self, buckets: int, size: int):
+    def __init__(self, config: PreTrainedConfig):
         super().__init__()
-        self.table = nn.Embedding(buckets, size)
+        buckets = config.tagger_ngram_buckets
+        self.table = nn.Embedding(buckets, config.hidden_size)
+        self.spelling = Spelling(config, buckets) if config.tagger_spelling else None
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         tokens = input_ids + 1 if attention_mask is None else (input_ids + 1) * attention_mask
@@ -287,9 +373,13 @@ class TokenNgrams(nn.Module):
         for kind, (first, last) in enumerate(self.SPANS):
             number = torch.full_like(input_ids, kind)
             for place in range(2 + first, 3 + last):
-                number = (number * self.FACTOR + around[:, place : place + input_ids.shape[1]]) % self.PRIME
+                number = (number * FACTOR + around[:, place : place + input_ids.shape[1]]) % PRIME
             numbers.append(number % self.table.num_embeddings)
-        return self.table(torch.stack(numbers)).sum(0)
+        found = self.table(torch.stack(numbers)).sum(0)
+        if self.spelling is None:
+            return found
+        spelled = self.spelling(input_ids)
+        return found + (self.table(spelled) * spelled.ne(0)[..., None]).sum(-2)
 
 
 class TokenClassification(Classification):
@@ -299,8 +389,7 @@ class TokenClassification(Classification):
 
     def build_classifier(self, config: PreTrainedConfig) -> None:
         self.dropout = nn.Identity() if config.modern else head_dropout(config)
-        buckets = config.tagger_ngram_buckets
-        self.ngrams = TokenNgrams(buckets, config.hidden_size) if buckets else None
+        self.ngrams = TokenNgrams(config) if config.tagger_ngram_buckets else None
         self.lstm = WordLSTM(config.hidden_size, config.tagger_lstm_size) if config.tagger_lstm_size else None
         size = 2 * config.tagger_lstm_size or config.hidden_size
         self.classifier = ClassificationHead(config, size) if config.modern else nn.Linear(size, config.num_labels)

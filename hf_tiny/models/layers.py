@@ -18,7 +18,7 @@ POOLING = ("cls", "mean")
 CHOICES = {
     "hidden_act": ACT2FN,
     "pooling": POOLING,
-    "classifier_pooling": POOLING,
+    "classifier_pooling": (*POOLING, "words"),
 }  # of fields that several models have
 LONGEST_EAGER = 512  # keys: beyond, the scores of all pairs of tokens cost too much memory
 

@@ -105,9 +105,12 @@ class HfTinyTokenLinkingModel(HfTinyPreTrainedModel):
 
     @classmethod
     def from_encoder(cls, name_or_path: str, trust_remote_code: bool = False, **config) -> "HfTinyTokenLinkingModel":
-        """A new head on a pretrained encoder."""
-        encoder = AutoModel.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-        model = cls(HfTinyTokenLinkingConfig(encoder=encoder.config, **config))
+        """A new head on a pretrained encoder. config: fields of either; those that both have are the head's."""
+        own = {
+            name: config.pop(name) for name in (*HfTinyTokenLinkingConfig().to_dict(), "num_labels") if name in config
+        }
+        encoder = AutoModel.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **config)
+        model = cls(HfTinyTokenLinkingConfig(encoder=encoder.config, **own))
         model.encoder = without_pooler(encoder)
         return model.to(encoder.dtype).eval()  # like any pretrained model
 

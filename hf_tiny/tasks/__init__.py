@@ -29,7 +29,20 @@ from hf_tiny.evaluation import Evaluation
 from hf_tiny.hub import Card
 from hf_tiny.metrics import share
 from hf_tiny.models import SIZES, HfTinyElectraConfig
-from hf_tiny.start import ENCODER, Kind, TransferArguments, base_name, check, prepare, start_model, start_tokenizer
+from hf_tiny.models.heads import EncoderConfig
+from hf_tiny.models.spelling import Spelling
+from hf_tiny.start import (
+    ENCODER,
+    Kind,
+    TransferArguments,
+    base_name,
+    check,
+    load_config,
+    named,
+    prepare,
+    start_model,
+    start_tokenizer,
+)
 from hf_tiny.tokenizer import TokenizerArguments
 from hf_tiny.train import TrainConfig, train
 
@@ -46,6 +59,8 @@ class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, E
     """The flags that every fine-tuning recipe for texts has."""
 
     CONFIG: ClassVar[type] = HfTinyElectraConfig
+    # Of the configuration, for this task, of an encoder that was pretrained here without dropout, as small sizes are.
+    PRETRAINED: ClassVar[dict] = {}
     # Fine-tuned models have no generator: its share of the width restricts nothing.
     MODEL_SIZES: ClassVar[dict[str, dict]] = {
         size: {**fields, "generator_size": 1.0} for size, fields in SIZES[HfTinyElectraConfig].items()
@@ -221,13 +236,26 @@ class Task:
     def start_tokenizer(self, items: list, texts: Callable[[], list[str]]) -> PreTrainedTokenizerBase:
         return start_tokenizer(self.arguments, texts, kind=self.KIND)
 
+    def small_encoder(self) -> bool:
+        """Whether the recipe starts from an encoder that was pretrained here without dropout: it would soon know a small set
+        by heart."""
+        option, name = named(self.arguments)
+        if name is None or not self.arguments.model_name_or_path or self.KIND is not ENCODER:
+            return False
+        config = load_config(option, name, trust_remote_code=self.arguments.trust_remote_code)
+        return isinstance(config, EncoderConfig) and not config.hidden_dropout_prob
+
     def start(self, splits: dict[str, list]) -> dict[str, Any]:
         """Make the processor and the model to train; returns the features of each split."""
         texts = partial(self.texts, splits["train"])
         self.labels = self.find_labels(splits)
         self.processor = self.start_tokenizer(splits["train"], texts)
         auto_class, changes = self.head(splits["train"])
+        if self.small_encoder():
+            given = self.arguments.given_settings
+            changes = {name: value for name, value in self.arguments.PRETRAINED.items() if name not in given} | changes
         self.model = start_model(self.arguments, auto_class, self.processor, texts=texts, **changes)
+        read_spelling(self.model, self.processor)
         features = {split: self.features(part, training=split == "train") for split, part in splits.items()}
         check_features(self.model, self.processor, features)
         log_labels(features["train"], self.model.config.id2label)
@@ -337,6 +365,15 @@ def fine_tune(recipe, task_class: type[Task]) -> dict[str, float]:
         processor=task.processor,
         card=task.card(splits),
     )
+
+
+def read_spelling(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tell a new head how the tokens of the vocabulary are written."""
+    special = {*tokenizer.all_special_ids}
+    for module in model.modules():
+        if isinstance(module, Spelling) and not module.numbers.any():
+            tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+            module.read([None if number in special else token for number, token in enumerate(tokens)])
 
 
 def usual_rate(model: PreTrainedModel) -> float:

@@ -26,11 +26,11 @@ from hf_tiny.data import builtin, sources
 from hf_tiny.data.batches import Batch
 from hf_tiny.data.encoding import Decoding
 from hf_tiny.data.splits import NoLabel
-from hf_tiny.data.windows import Feature, WindowArguments
+from hf_tiny.data.windows import CollateWindows, Feature, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Results, array, divides_by_count, mean_loss
 from hf_tiny.metrics import Metric, macro_f1, majority, share
-from hf_tiny.models.heads import EncoderConfig
+from hf_tiny.models.heads import EncoderConfig, Inputs, Surface
 from hf_tiny.start import load_config, named
 from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
@@ -461,7 +461,7 @@ class TextTask(Task):
         )
         if ours and items[0].text_pair is not None:
             changes["classifier_pairs"] = self.arguments.given_settings.get("classifier_pairs", True)
-        if name is None and self.are_long(items):
+        if (name is None or self.small_encoder()) and self.are_long(items):
             changes["hidden_dropout_prob"] = LONG_TEXT_DROPOUT
         return AutoModelForSequenceClassification, changes
 
@@ -472,9 +472,19 @@ class TextTask(Task):
 
     def start(self, splits: dict[str, list[Text]]) -> dict[str, list[Feature]]:
         features = super().start(splits)
+        for module in self.model.modules():
+            if isinstance(module, Surface):
+                self.start_surface(module, features["train"])
         if self.labels is None:
             start_at_mean(self.model, float(np.mean(self.gold(splits["train"]))))
         return features
+
+    def start_surface(self, surface: Surface, features: list[Feature]) -> None:
+        """Let the part of a new classifier that sees how texts are written know which tokens are rare."""
+        collate = CollateWindows(self.processor.pad_token_id)
+        parts = (collate(features[first : first + 64]) for first in range(0, len(features), 64))
+        kinds = "token_type_ids"
+        surface.weigh(Inputs(part["input_ids"], part["attention_mask"], part.get(kinds), None, None) for part in parts)
 
     def features(self, items: list[Text], *, labelled: bool = True, training: bool = False) -> list[Feature]:
         """input_ids, token_type_ids (if the model has them), labels and example, the index of the text. All windows of a text

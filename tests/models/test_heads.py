@@ -1,5 +1,9 @@
 """Task heads: against transformers' own, by hand, and in its pipelines."""
 
+import math
+from collections import Counter
+from zlib import crc32
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +39,7 @@ from hf_tiny import (
 )
 from hf_tiny.convert import electra_head_from_native
 from hf_tiny.models.heads import Inputs, LinkingHead, PairComparison, Recurrence, count_items, read_counts
+from hf_tiny.models.spelling import Spelling, bucket, spelled
 
 SIZES = {
     "vocab_size": 99,
@@ -300,7 +305,7 @@ def test_a_classifier_of_pairs(modern):
 
 
 def test_a_pooling_that_is_not_known():
-    with pytest.raises(ValueError, match="classifier_pooling='max': choose one of cls, mean"):
+    with pytest.raises(ValueError, match="classifier_pooling='max': choose one of cls, mean, words"):
         HfTinyElectraConfig(**SIZES, classifier_pooling="max")
 
 
@@ -665,3 +670,91 @@ def test_token_classification_pipeline(tokenizer, tmp_path):
     found = run(text)
     assert [row["word"] for row in found] == tokenizer.tokenize(text)
     assert [row["entity"] for row in found] == [names[label] for label in best]
+
+
+# What texts are written with
+
+
+VOCABULARY = ["[PAD]", "[CLS]", "[SEP]", "Ab", "##b", "한국", "##어", "a", "b", "ab"]
+
+
+def spelled_model(**settings):
+    config = HfTinyElectraConfig(**{**SIZES, "vocab_size": len(VOCABULARY)}, num_labels=3, **settings)
+    model = randomised(HfTinyElectraForSequenceClassification(config))
+    for module in model.modules():
+        if isinstance(module, Spelling):
+            module.read([None if token.startswith("[") else token for token in VOCABULARY])
+    return model
+
+
+def test_tokens_are_spelled_by_shape_pairs_and_characters():
+    assert spelled("Ab") == ["#-Xx", "▁A", "Ab", "▁", "A", "b"]
+    assert spelled("##어") == ["#-", "어"]
+    assert spelled("3.5") == ["#-9.9", "▁3", "3.", ".5", "▁", "3", ".", "5"]
+
+
+def test_a_surface_counts_as_by_hand():
+    """Tokens, pairs of tokens and what tokens are spelled with; special tokens and padding are nothing."""
+    surface = spelled_model(classifier_buckets=4093).surface
+    ids, mask = torch.tensor([[1, 5, 6, 2, 5, 0]]), torch.tensor([[1, 1, 1, 1, 1, 0]])
+    counts = surface.counts(Inputs(ids, mask, None, None, None))[0, 0]
+    wanted = Counter(int(bucket(torch.tensor(token), torch.tensor(0), 4093)) for token in (5, 6, 5))
+    wanted[int(bucket(torch.tensor(5), torch.tensor(1 + 6), 4093))] += 1  # [SEP] stands between the other two
+    for token in (5, 6, 5):
+        wanted.update(1 + crc32(part.encode()) % 4092 for part in spelled(VOCABULARY[token]))
+    assert {place: int(counts[place]) for place in counts.nonzero().flatten().tolist()} == wanted
+    surface.weigh([Inputs(ids, mask, None, None, None), Inputs(torch.tensor([[7]]), None, None, None, None)])
+    place = int(bucket(torch.tensor(5), torch.tensor(0), 4093))
+    assert_close(surface.rarity[place], torch.tensor(math.log(3 / 2) + 1))  # in one of two texts
+    sides = counts.log1p() * surface.rarity
+    logits, cosine = surface.eval()(Inputs(ids, mask, None, None, None), torch.zeros(1))
+    assert_close(logits[0], surface.out.weight @ (10 * sides / sides.norm()), 1e-4)
+    assert cosine is None
+
+
+def test_a_surface_compares_the_texts_of_a_pair():
+    surface = spelled_model(classifier_buckets=4093, classifier_pairs=True).surface.eval()
+    ids, kinds = torch.tensor([[1, 5, 6, 2, 5, 6, 2], [1, 5, 6, 2, 7, 8, 2]]), torch.tensor([[0] * 4 + [1] * 3] * 2)
+    _, cosine = surface(Inputs(ids, None, kinds, None, None), torch.zeros(1))
+    assert_close(cosine[0], torch.ones(1))
+    one, other = (surface.counts(Inputs(part, None, None, None, None))[0, 0] for part in (ids[1:, 1:3], ids[1:, 4:6]))
+    assert_close(cosine[1, 0], torch.cosine_similarity(one.log1p(), other.log1p(), dim=0))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_classifier_with_a_surface_reads_no_padding_and_is_saved_whole(pairs, tmp_path):
+    model = spelled_model(classifier_buckets=64, classifier_pooling="words", classifier_pairs=pairs)
+    ids, kinds = torch.tensor([[1, 5, 6, 2, 3, 4, 2]]), torch.tensor([[0] * 4 + [1] * 3])
+    padded = {"input_ids": F.pad(ids, (0, 3)), "token_type_ids": F.pad(kinds, (0, 3))}
+    with torch.no_grad():
+        logits = model(input_ids=ids, token_type_ids=kinds).logits
+        together = model(**padded, attention_mask=torch.tensor([[1] * 7 + [0] * 3])).logits
+        assert_close(together, logits)
+        embeds = model.get_input_embeddings()(ids)
+        assert model(inputs_embeds=embeds, token_type_ids=kinds).logits.shape == logits.shape
+        model.save_pretrained(tmp_path)
+        again = HfTinyElectraForSequenceClassification.from_pretrained(tmp_path)
+        assert torch.equal(again(input_ids=ids, token_type_ids=kinds).logits, logits)
+
+
+def test_a_new_surface_adds_nothing_to_what_a_pretrained_encoder_says(tmp_path):
+    HfTinyElectraModel(HfTinyElectraConfig(**SIZES)).save_pretrained(tmp_path)
+    model = HfTinyElectraForSequenceClassification.from_pretrained(tmp_path, classifier_buckets=64, num_labels=3)
+    assert not model.surface.spelling.numbers.any() and not model.surface.out.weight.any()
+    assert torch.equal(model.surface.rarity, torch.ones(64))
+
+
+def test_a_tagger_sees_how_tokens_are_written():
+    """Tokens of the same spelling have the same part, whatever their numbers; special tokens have none."""
+    config = HfTinyElectraConfig(
+        **{**SIZES, "vocab_size": 10}, num_labels=3, tagger_ngram_buckets=1000, tagger_spelling=True
+    )
+    ngrams = randomised(HfTinyElectraForTokenClassification(config)).ngrams
+    ids = torch.tensor([[1, 5, 6, 2]])
+    with torch.no_grad():
+        before = ngrams(ids, None)
+        ngrams.spelling.read([None if token.startswith("[") else token for token in VOCABULARY])
+        added = ngrams(ids, None) - before
+    assert not added[0, 0].any() and not added[0, 3].any()
+    wanted = sum(ngrams.table.weight[1 + crc32(part.encode()) % 999] for part in spelled("한국"))
+    assert_close(added[0, 1], wanted.detach(), 1e-5)
