@@ -1,7 +1,8 @@
 """python benchmarks/electra.py [--quick]
 
 One pretraining step of ELECTRA-small (sequence 128, batch 32) by hf_tiny and by transformers, on the same weights,
-masks and optimiser, taking turns in one process:
+masks and optimiser. Each competitor has a process of its own, for how threads wait and memory is kept belongs to a process:
+ours as hf_tiny's loop sets it up, transformers' as a script finds it. They take turns, a step each, and only one computes:
 
 - hf_tiny's HfTinyElectraForPreTraining;
 - transformers as it comes: ElectraForMaskedLM and ElectraForPreTraining with tied embeddings, logits at every position;
@@ -23,6 +24,9 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,15 +37,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-import hf_tiny  # noqa: F401  before torch: it sets how threads wait
-from hf_tiny.convert import electra_from_native
-from hf_tiny.data.batches import Batch
-from hf_tiny.data.masking import MaskTokens
-from hf_tiny.machine import FASTER, best_products, float32_by
+# hf_tiny is imported where it is used: transformers' processes do without it.
 
 OURS, WHOLE, SLICED = "hf_tiny", "transformers as it comes", "transformers, sliced logits"
 SIDES = (OURS, WHOLE, SLICED)
-DROPOUTS = (0.1, 0.0)
+VARIANTS = ((0.1, False), (0.0, False), (0.1, True))  # dropout, bfloat16
 VOCABULARY, LENGTH = 30522, 128
 # The ids of BERT's vocabulary.
 SPECIAL = SimpleNamespace(pad_token_id=0, cls_token_id=101, sep_token_id=102, mask_token_id=103)
@@ -86,40 +86,75 @@ def build(side: str, dropout: float) -> nn.Module:
     composition = Composition(discriminator, ElectraForMaskedLM(ElectraConfig(**rates, **narrow)), side == SLICED)
     if side != OURS:
         return composition
+    from hf_tiny.convert import electra_from_native
+
     return electra_from_native(discriminator, composition.generator, sharing="embeddings")
 
 
-def make_batch(size: int, first: int) -> Batch:
+def make_batch(size: int, first: int) -> dict[str, Tensor]:
     """Full blocks of random tokens, masked by hf_tiny's collator: 19 of the 128 positions in every row."""
+    from hf_tiny.data.masking import MaskTokens
+
     ids = np.random.default_rng(first).integers(1000, VOCABULARY, (size, LENGTH))
     return MaskTokens(SPECIAL, 0.15, seed=0)({"input_ids": ids, "segment_start": np.full(size, LENGTH // 2)}, first)
 
 
-def compute_loss(side: str, model: nn.Module, batch: Batch) -> Tensor:
+def compute_loss(side: str, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     if side == OURS:
         return model(**batch).loss
     return model(batch["input_ids"], batch["token_type_ids"], batch["labels"])
 
 
-class Competitor:
-    def __init__(self, side: str, dropout: float, bf16: bool = False):
-        self.side, self.dropout, self.bf16 = side, dropout, bf16
-        self.model = build(side, dropout).train()
-        self.products = best_products(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-4, eps=1e-6, weight_decay=0.01, fused=True)
+def compete(turns: Connection, side: str, dropout: float, bf16: bool, threads: int) -> None:
+    """A competitor's process: takes a step for each batch, and gives its seconds and the MB that the steps so far have added
+    to a process which had only imported its modules: weights, optimiser and activations."""
+    torch.set_num_threads(threads)
+    products = nullcontext
+    if side == OURS:
+        from hf_tiny import convert  # noqa: F401  its memory is not the step's
+        from hf_tiny.machine import best_products, float32_by, keep_memory
 
-    def step(self, batch: Batch) -> None:
-        with float32_by(self.products):
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-                loss = compute_loss(self.side, self.model, batch)
+        keep_memory()
+    before = peak_memory()
+    model = build(side, dropout).train()
+    if side == OURS:
+        products = partial(float32_by, best_products(model))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, eps=1e-6, weight_decay=0.01, fused=True)
+
+    def step(batch: dict[str, Tensor]) -> None:
+        with products():
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = compute_loss(side, model, batch)
             loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with suppress(EOFError):  # that is the end
+        while True:
+            batch = {name: torch.from_numpy(values) for name, values in turns.recv().items()}
+            turns.send((seconds(step, batch), peak_memory() - before))
+
+
+def peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Competitor:
+    def __init__(self, *key, threads: int):
+        # Spawned, not forked: torch reads how threads wait when it is imported, and hf_tiny has set it by then.
+        context = multiprocessing.get_context("spawn" if OURS in key else "fork")
+        self.turns, theirs = context.Pipe()
+        context.Process(target=compete, args=(theirs, *key, threads), daemon=True).start()
+        theirs.close()  # so that its end is seen
+
+    def step(self, batch: dict[str, Tensor]) -> tuple[float, float]:
+        self.turns.send({name: values.numpy() for name, values in batch.items()})
+        return self.turns.recv()
 
 
 @torch.no_grad()
-def check_same_loss(batch: Batch) -> None:
+def check_same_loss(batch: dict[str, Tensor]) -> None:
     """In eval mode, with the tokens that our generator samples, every side must have the same loss."""
     model = build(OURS, 0.0).eval()
     corrupted = []  # what our discriminator gets to see
@@ -134,18 +169,10 @@ def check_same_loss(batch: Batch) -> None:
     print(f"Same weights, same loss on all three sides: {ours:.4f}\n")
 
 
-def peak_memory(task: tuple[str, int]) -> float:
-    """MB that two steps add to a process which has only imported its modules: weights, optimiser and activations."""
-    side, batch_size = task
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    competitor = Competitor(side, dropout=0.1)
-    for index in range(2):
-        competitor.step(make_batch(batch_size, index * batch_size))
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-
-
 def matmul_flops_per_second(size: int, dtype: torch.dtype, libraries: set[str]) -> float:
     """What one large matrix product reaches, the best of three by each library."""
+    from hf_tiny.machine import float32_by
+
     a, b = torch.randn(2, size, size).to(dtype)
     times = []
     for library in libraries:
@@ -179,34 +206,33 @@ def main() -> None:
     batch_size = arguments.batch_size or (2 if arguments.quick else 32)
     repetitions = arguments.repetitions or (5 if arguments.quick else 9)
 
-    # Before this process computes anything, so that its children start with no threads and no tensors.
-    threads = (arguments.threads,)
-    with multiprocessing.get_context("fork").Pool(1, torch.set_num_threads, threads, maxtasksperchild=1) as pool:
-        tasks = [(side, batch_size) for side in SIDES]
-        memory = dict(zip(SIDES, pool.map(peak_memory, tasks, chunksize=1), strict=True))
+    keys = [(side, dropout, bf16) for dropout, bf16 in VARIANTS for side in SIDES]
+    peers = {key: Competitor(*key, threads=arguments.threads) for key in keys if key[0] != OURS}
+    from hf_tiny.machine import FASTER, best_products  # after the peers have started: it sets how threads wait
 
+    ours = {key: Competitor(*key, threads=arguments.threads) for key in keys if key[0] == OURS}
+    competitors = {key: (peers | ours)[key] for key in keys}
     torch.set_num_threads(arguments.threads)
     print(f"ELECTRA-small, batch {batch_size}, length {LENGTH}, {arguments.threads} threads, torch {torch.__version__}")
     check_same_loss(make_batch(batch_size, 0))
-
-    competitors = [Competitor(side, dropout) for dropout in DROPOUTS for side in SIDES]
-    competitors += [Competitor(side, DROPOUTS[0], bf16=True) for side in SIDES]
+    model = build(OURS, 0.1).train()
+    libraries = {"MKL", best_products(model)}
     with FlopCounterMode(display=False) as counter:
-        compute_loss(OURS, competitors[0].model, make_batch(batch_size, 0)).backward()
-    for competitor in competitors:  # warm up
+        compute_loss(OURS, model, make_batch(batch_size, 0)).backward()
+    for competitor in competitors.values():  # warm up
         competitor.step(make_batch(batch_size, 0))
+    memory = {side: competitors[side, 0.1, False].step(make_batch(batch_size, batch_size))[1] for side in SIDES}
 
-    times = {(competitor.side, competitor.dropout, competitor.bf16): [] for competitor in competitors}
+    times = {key: [] for key in keys}
     limits = dict.fromkeys((torch.float32, torch.bfloat16), 0.0)
-    libraries = {competitor.products for competitor in competitors}
     for repetition in range(repetitions):
         for dtype in limits:
             reached = [matmul_flops_per_second(size, dtype, libraries) for size in (1024, 2048)]
             limits[dtype] = max(limits[dtype], *reached)
         batch = make_batch(batch_size, repetition * batch_size)
-        shift = repetition % len(competitors)  # so that nobody is always first
-        for competitor in competitors[shift:] + competitors[:shift]:
-            times[competitor.side, competitor.dropout, competitor.bf16].append(seconds(competitor.step, batch))
+        shift = repetition % len(keys)  # so that nobody is always first
+        for key in keys[shift:] + keys[:shift]:
+            times[key].append(competitors[key].step(batch)[0])
 
     print(f"{'':28} dropout  precision   step, ms (range)        peer / ours (range)    peak memory, MB")
     ratios, rows = {}, {}

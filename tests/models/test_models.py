@@ -353,6 +353,10 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p, dtype):
     assert factor.dtype == dtype
     assert dropped.float().mean().item() == pytest.approx(p, abs=3e-3)
     assert dropped.float().mean(0).std().item() == pytest.approx((p * (1 - p) / 1000) ** 0.5, rel=0.1)  # no pattern
+    table = dropped.flatten()[: 977 * 1024].view(977, 1024).double()
+    for lines in (table, table.mT):
+        correlations = torch.corrcoef(lines) - torch.eye(len(lines))
+        assert correlations.square().mean().item() == pytest.approx(1 / lines.shape[1], rel=0.02)  # that of chance
     assert factor[~dropped].unique().tolist() == [
         pytest.approx(1 / (1 - p), rel=0.004 if dtype == torch.bfloat16 else 3e-4)
     ]
