@@ -47,6 +47,9 @@ CONFIG_BOUNDS = {  # of the fields of a model's configuration; all other numbers
     "generator_size": {"above": 0, "high": 1},
     "discriminator_weight": {"low": 0},
     "num_register_tokens": {"low": 0},
+    "tagger_lstm_size": {"low": 0},
+    "tagger_ngram_buckets": {"low": 0, "other_than": 1},
+    "classifier_buckets": {"low": 0, "other_than": 1},
 }
 NUMBERS = {"int": "whole number", "float": "number"}
 HIGHEST_SEED = 2**32 - 1  # numpy takes no higher one

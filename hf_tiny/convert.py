@@ -67,7 +67,7 @@ NATIVE_MODERN |= {"decoder_bias": True, "classifier_activation": "gelu", "tie_wo
 NATIVE = "the native model of transformers"
 NATIVE_ELECTRA = {"position_embedding_type": "absolute", "norm_first": False}
 NATIVE_TAGGER = {"tagger_lstm_size": 0, "tagger_ngram_buckets": 0}
-NATIVE_CLASSIFIER = {"classifier_pooling": "cls", "classifier_pairs": False}
+NATIVE_CLASSIFIER = {"classifier_pooling": "cls", "classifier_pairs": False, "classifier_buckets": 0}
 NATIVE_MARIAN = {"position_embedding_type": "sinusoidal", "norm_first": False, "layer_norm_eps": 1e-5}
 NATIVE_MARIAN |= {"tie_word_embeddings": True, "copy_attention": False}
 NATIVE_VIT = {"position_embedding_type": "learned", "num_register_tokens": 0, "layer_scale_init_value": None}
@@ -342,7 +342,8 @@ def modern_to_native(model: PreTrainedModel, native_class: type[PreTrainedModel]
     """A native ModernBERT, with its labels. native_class: what to make of a joint model."""
     config, state = model.config, model.state_dict()
     require(config, {"architecture": "modern"}, "a native twin of this class")
-    require(config, {**NATIVE_TAGGER, "classifier_pairs": False})
+    pooled = {"classifier_pooling": "mean"} if config.classifier_pooling == "words" else {}
+    require(config, {**NATIVE_TAGGER, "classifier_pairs": False, "classifier_buckets": 0, **pooled})
     native_class = native_class or counterpart(model)
     fields = {name: getattr(config, ours) for name, ours in MODERN_FIELDS.items()}
     fields |= {

@@ -200,6 +200,7 @@ def test_seq2seq():
         (lambda: electra(HEADS[0], classifier_pooling="mean"), "classifier_pooling is 'mean'"),
         (lambda: electra(HEADS[1], tagger_lstm_size=4), "tagger_lstm_size is 4"),
         (lambda: electra(HEADS[0], classifier_pooling="cls", classifier_pairs=True), "classifier_pairs is True"),
+        (lambda: electra(HEADS[0], classifier_pooling="cls", classifier_buckets=9), "classifier_buckets is 9"),
         (lambda: electra(HEADS[1], **MODERN, tagger_ngram_buckets=9), "tagger_ngram_buckets is 9"),
         (lambda: seq2seq(position_embedding_type="learned"), "position_embedding_type is 'learned'"),
         (lambda: seq2seq(norm_first=True), "norm_first is True"),

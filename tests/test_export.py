@@ -14,6 +14,8 @@ from transformers import pipeline
 from hf_tiny import HfTinyElectraConfig, cli, export, models
 from hf_tiny.errors import InputError
 from hf_tiny.models import HfTinyGreyImageProcessor
+from hf_tiny.models.heads import Surface
+from hf_tiny.tasks import read_spelling
 from hf_tiny.tasks.embed import SentenceEncoder
 
 LABELS = {"id2label": {0: "나쁨", 1: "보통", 2: "좋음"}, "label2id": {"나쁨": 0, "보통": 1, "좋음": 2}}
@@ -33,7 +35,12 @@ def save(folder, name: str, processor, settings: dict) -> str:
     if processor is not GREY and "encoder" not in settings:
         config.vocab_size = len(processor)
     torch.manual_seed(0)
-    vars(models)[name](config).save_pretrained(folder)
+    model = vars(models)[name](config)
+    read_spelling(model, processor)
+    for module in model.modules():
+        if isinstance(module, Surface):
+            torch.nn.init.normal_(module.out.weight)
+    model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return str(folder)
 
@@ -43,8 +50,14 @@ def save(folder, name: str, processor, settings: dict) -> str:
     ("name", "settings"),
     [
         ("HfTinyElectraForSequenceClassification", {**ELECTRA, "position_embedding_type": "rotary"}),
-        ("HfTinyElectraForTokenClassification", {**ELECTRA, "tagger_lstm_size": 8, "tagger_ngram_buckets": 100}),
-        ("HfTinyElectraForSequenceClassification", {**ELECTRA, "classifier_pairs": True}),
+        (
+            "HfTinyElectraForTokenClassification",
+            {**ELECTRA, "tagger_lstm_size": 8, "tagger_ngram_buckets": 100, "tagger_spelling": True},
+        ),
+        (
+            "HfTinyElectraForSequenceClassification",
+            {**ELECTRA, "classifier_pairs": True, "classifier_pooling": "words", "classifier_buckets": 100},
+        ),
         ("HfTinyTokenLinkingModel", {**LINKING, "encoder": HfTinyElectraConfig(**{**ELECTRA, "vocab_size": 120})}),
         ("HfTinySeq2SeqForConditionalGeneration", SEQ2SEQ),
         ("HfTinyViTForMaskedImageModeling", VIT),

@@ -275,14 +275,13 @@ class Surface(nn.Module):
         init.ones_(self.rarity)
         init.zeros_(self.out.weight)
 
-    def counts(self, inputs: Inputs) -> Tensor:
-        """(batch, texts, buckets)."""
-        ids = inputs.input_ids
+    def counts(self, ids: Tensor, attention_mask: Tensor | None, kinds: Tensor | None) -> Tensor:
+        """(batch, texts, buckets). kinds: which text of a pair each token belongs to."""
         spelled = self.spelling(ids)  # (batch, length, numbers of a token); special tokens have none
         there = spelled[:, :, 0].ne(0).long()
-        if inputs.attention_mask is not None:
-            there = there * inputs.attention_mask
-        kinds = torch.zeros_like(ids) if inputs.token_type_ids is None or self.texts == 1 else inputs.token_type_ids
+        if attention_mask is not None:
+            there = there * attention_mask
+        kinds = torch.zeros_like(ids) if kinds is None or self.texts == 1 else kinds
         follow = there[:, :-1] * there[:, 1:] * kinds[:, :-1].eq(kinds[:, 1:])
         pairs = F.pad(bucket(ids[:, :-1], 1 + ids[:, 1:], self.buckets) * follow, (0, 1))
         alone = bucket(ids, torch.zeros_like(ids), self.buckets) * there
@@ -297,7 +296,8 @@ class Surface(nn.Module):
         x: any states of the batch."""
         if inputs.input_ids is None:
             return x.new_zeros(len(x), 1), x.new_zeros(len(x), 1) if self.texts == 2 else None
-        sides = F.normalize(self.counts(inputs).log1p() * self.rarity, dim=-1)
+        counts = self.counts(inputs.input_ids, inputs.attention_mask, inputs.token_type_ids)
+        sides = F.normalize(counts.log1p() * self.rarity, dim=-1)
         if self.texts == 1:
             return self.out(self.dropout(self.SCALE * sides[:, 0])), None
         one, other = sides.unbind(1)
@@ -305,11 +305,11 @@ class Surface(nn.Module):
         return self.out(self.dropout(self.SCALE * both)), (one * other).sum(-1, keepdim=True).to(x.dtype)
 
     @torch.no_grad()
-    def weigh(self, batches: Iterable[Inputs]) -> None:
-        """Set the rarity of all numbers by the texts to train on."""
+    def weigh(self, batches: Iterable[tuple[Tensor, Tensor | None, Tensor | None]]) -> None:
+        """Set the rarity of all numbers by the texts to train on: for each batch what `counts` takes."""
         found, texts = torch.zeros_like(self.rarity), 0
-        for inputs in batches:
-            counts = self.counts(inputs)
+        for batch in batches:
+            counts = self.counts(*batch)
             found += counts.ne(0).sum((0, 1))
             texts += len(counts) * self.texts
         self.rarity.copy_(((1 + texts) / (1 + found)).log() + 1)

@@ -369,9 +369,9 @@ def fine_tune(recipe, task_class: type[Task]) -> dict[str, float]:
 
 def read_spelling(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Tell a new head how the tokens of the vocabulary are written."""
-    special = {*tokenizer.all_special_ids}
     for module in model.modules():
         if isinstance(module, Spelling) and not module.numbers.any():
+            special = {*tokenizer.all_special_ids}
             tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
             module.read([None if number in special else token for number, token in enumerate(tokens)])
 

@@ -30,7 +30,7 @@ from hf_tiny.data.windows import CollateWindows, Feature, WindowArguments
 from hf_tiny.errors import InputError
 from hf_tiny.evaluation import Results, array, divides_by_count, mean_loss
 from hf_tiny.metrics import Metric, macro_f1, majority, share
-from hf_tiny.models.heads import EncoderConfig, Inputs, Surface
+from hf_tiny.models.heads import EncoderConfig, Surface
 from hf_tiny.start import load_config, named
 from hf_tiny.tasks import Line, Task, TaskEvaluation, label_names
 
@@ -483,8 +483,7 @@ class TextTask(Task):
         """Let the part of a new classifier that sees how texts are written know which tokens are rare."""
         collate = CollateWindows(self.processor.pad_token_id)
         parts = (collate(features[first : first + 64]) for first in range(0, len(features), 64))
-        kinds = "token_type_ids"
-        surface.weigh(Inputs(part["input_ids"], part["attention_mask"], part.get(kinds), None, None) for part in parts)
+        surface.weigh((part["input_ids"], part["attention_mask"], part.get("token_type_ids")) for part in parts)
 
     def features(self, items: list[Text], *, labelled: bool = True, training: bool = False) -> list[Feature]:
         """input_ids, token_type_ids (if the model has them), labels and example, the index of the text. All windows of a text

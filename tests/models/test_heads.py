@@ -697,13 +697,13 @@ def test_a_surface_counts_as_by_hand():
     """Tokens, pairs of tokens and what tokens are spelled with; special tokens and padding are nothing."""
     surface = spelled_model(classifier_buckets=4093).surface
     ids, mask = torch.tensor([[1, 5, 6, 2, 5, 0]]), torch.tensor([[1, 1, 1, 1, 1, 0]])
-    counts = surface.counts(Inputs(ids, mask, None, None, None))[0, 0]
+    counts = surface.counts(ids, mask, None)[0, 0]
     wanted = Counter(int(bucket(torch.tensor(token), torch.tensor(0), 4093)) for token in (5, 6, 5))
     wanted[int(bucket(torch.tensor(5), torch.tensor(1 + 6), 4093))] += 1  # [SEP] stands between the other two
     for token in (5, 6, 5):
         wanted.update(1 + crc32(part.encode()) % 4092 for part in spelled(VOCABULARY[token]))
     assert {place: int(counts[place]) for place in counts.nonzero().flatten().tolist()} == wanted
-    surface.weigh([Inputs(ids, mask, None, None, None), Inputs(torch.tensor([[7]]), None, None, None, None)])
+    surface.weigh([(ids, mask, None), (torch.tensor([[7]]), None, None)])
     place = int(bucket(torch.tensor(5), torch.tensor(0), 4093))
     assert_close(surface.rarity[place], torch.tensor(math.log(3 / 2) + 1))  # in one of two texts
     sides = counts.log1p() * surface.rarity
@@ -717,7 +717,7 @@ def test_a_surface_compares_the_texts_of_a_pair():
     ids, kinds = torch.tensor([[1, 5, 6, 2, 5, 6, 2], [1, 5, 6, 2, 7, 8, 2]]), torch.tensor([[0] * 4 + [1] * 3] * 2)
     _, cosine = surface(Inputs(ids, None, kinds, None, None), torch.zeros(1))
     assert_close(cosine[0], torch.ones(1))
-    one, other = (surface.counts(Inputs(part, None, None, None, None))[0, 0] for part in (ids[1:, 1:3], ids[1:, 4:6]))
+    one, other = (surface.counts(part, None, None)[0, 0] for part in (ids[1:, 1:3], ids[1:, 4:6]))
     assert_close(cosine[1, 0], torch.cosine_similarity(one.log1p(), other.log1p(), dim=0))
 
 

@@ -18,6 +18,7 @@ from fixtures.finetuning import RECIPES, SMALL, finish, given, make_home, run, s
 from fixtures.labelled import QUOTED, read_table, read_trees, text_rows, write_table
 from fixtures.tiny_run import assert_refused, finish_together, results_of
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -29,7 +30,13 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from hf_tiny import HfTinyElectraConfig, HfTinyElectraForTokenClassification, hub, report
+from hf_tiny import (
+    HfTinyElectraConfig,
+    HfTinyElectraForPreTraining,
+    HfTinyElectraForTokenClassification,
+    hub,
+    report,
+)
 from hf_tiny.data.batches import Source
 from hf_tiny.models.trees import maximum_spanning_tree
 from hf_tiny.models.words import affixes
@@ -348,3 +355,36 @@ def test_two_processes_run_several_seeds(home, tmp_path):
     settings = given(home, "classifier", max_steps=1, seeds=2, model_name_or_path=home / "native")
     finish_together(tmp_path / "run", "finetune_classifier", **settings)
     assert results_of(tmp_path / "run")["num_processes"] == 2
+
+
+# What a small encoder of hf_tiny gets
+
+
+def pretrained_here(home: Path, folder: Path, dropout: float) -> Path:
+    """An encoder as `pretrain-electra` leaves one, with the tokenizer of `native`."""
+    tokenizer = AutoTokenizer.from_pretrained(home / "native")
+    config = HfTinyElectraConfig(vocab_size=len(tokenizer), generator_size=0.5, hidden_dropout_prob=dropout, **SMALL)
+    HfTinyElectraForPreTraining(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_small_pretrained_encoder_gets_the_head_of_a_new_one(home, tmp_path, recipe, dropout):
+    """One that was pretrained with dropout, as large ones are, stays as it is; flags win."""
+    place, flags = pretrained_here(home, tmp_path / "encoder", dropout), {"max_steps": 1, "max_seq_length": 64}
+    folder = finish(home, recipe, tmp_path / "run", model_name_or_path=place, **flags)
+    settings = AutoConfig.from_pretrained(folder).to_dict()
+    encoder = settings.get("encoder", settings)
+    assert encoder["hidden_dropout_prob"] == (dropout or 0.3)
+    heads = {
+        "classifier": ("classifier_buckets", 32_768),
+        "tagger": ("tagger_lstm_size", 128),
+        "parser": ("lstm_size", 256),
+    }
+    name, size = heads[recipe]
+    assert settings[name] == (size if recipe == "parser" or not dropout else 0)
+    folder = finish(home, recipe, tmp_path / "given", model_name_or_path=place, hidden_dropout_prob=0.1, **flags)
+    settings = AutoConfig.from_pretrained(folder).to_dict()
+    assert settings.get("encoder", settings)["hidden_dropout_prob"] == 0.1
