@@ -29,7 +29,6 @@ class Recipe(TagArguments, FinetuneConfig):
     PRETRAINED: ClassVar[dict] = {
         "tagger_lstm_size": 128,
         "tagger_ngram_buckets": 32_768,
-        "tagger_spelling": True,
         "classifier_dropout": 0.33,
         "hidden_dropout_prob": 0.3,
     }

@@ -50,10 +50,7 @@ def save(folder, name: str, processor, settings: dict) -> str:
     ("name", "settings"),
     [
         ("HfTinyElectraForSequenceClassification", {**ELECTRA, "position_embedding_type": "rotary"}),
-        (
-            "HfTinyElectraForTokenClassification",
-            {**ELECTRA, "tagger_lstm_size": 8, "tagger_ngram_buckets": 100, "tagger_spelling": True},
-        ),
+        ("HfTinyElectraForTokenClassification", {**ELECTRA, "tagger_lstm_size": 8, "tagger_ngram_buckets": 100}),
         (
             "HfTinyElectraForSequenceClassification",
             {**ELECTRA, "classifier_pairs": True, "classifier_pooling": "words", "classifier_buckets": 100},

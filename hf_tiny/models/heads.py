@@ -47,7 +47,6 @@ class EncoderConfig(HfTinyTextConfig):
         is none.
     tagger_ngram_buckets: numbers into which the pairs and triples of neighbouring tokens are hashed, whose embeddings a tagger
         adds to the encoder's states; 0: there are none.
-    tagger_spelling: what tokens are spelled with is hashed into the same numbers.
     """
 
     layer_norm_eps: float = 1e-12
@@ -57,7 +56,6 @@ class EncoderConfig(HfTinyTextConfig):
     classifier_buckets: int = 0
     tagger_lstm_size: int = 0
     tagger_ngram_buckets: int = 0
-    tagger_spelling: bool = False
 
 
 def read_counts(num_items_in_batch: Count, *found: Tensor) -> Tensor:
@@ -220,11 +218,6 @@ class Classification(EncoderHead):
     def build_classifier(self, config: PreTrainedConfig) -> None:
         self.classifier = ClassificationHead(config)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, Surface | Spelling):
-            module.reset()
-
 
 class PairComparison(nn.Module):
     """What the two texts of a pair have in common: how near each token of a text is to its nearest of the other, as words,
@@ -329,6 +322,11 @@ class SequenceClassification(Classification):
         size += 1 if self.surface and self.pairs else 0
         self.classifier = ClassificationHead(config, size)
 
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Surface | Spelling):
+            module.reset()
+
     def predict(self, x, inputs, labels, num_items_in_batch):
         words = embed(self.get_input_embeddings(), inputs.input_ids, inputs.inputs_embeds)
         parts = [self.pooled(x, words, inputs.attention_mask)]
@@ -355,16 +353,13 @@ class SequenceClassification(Classification):
 
 
 class TokenNgrams(nn.Module):
-    """The sum of the embeddings of all pairs and triples of neighbouring tokens that a token belongs to, and of what it is
-    spelled with."""
+    """The sum of the embeddings of all pairs and triples of neighbouring tokens that a token belongs to."""
 
     SPANS = ((-1, 0), (0, 1), (-2, 0), (-1, 1), (0, 2))  # the first and the last place, counted from the token
 
-    def __init__(self, config: PreTrainedConfig):
+    def __init__(self, buckets: int, size: int):
         super().__init__()
-        buckets = config.tagger_ngram_buckets
-        self.table = nn.Embedding(buckets, config.hidden_size)
-        self.spelling = Spelling(config, buckets) if config.tagger_spelling else None
+        self.table = nn.Embedding(buckets, size)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         tokens = input_ids + 1 if attention_mask is None else (input_ids + 1) * attention_mask
@@ -375,11 +370,7 @@ class TokenNgrams(nn.Module):
             for place in range(2 + first, 3 + last):
                 number = (number * FACTOR + around[:, place : place + input_ids.shape[1]]) % PRIME
             numbers.append(number % self.table.num_embeddings)
-        found = self.table(torch.stack(numbers)).sum(0)
-        if self.spelling is None:
-            return found
-        spelled = self.spelling(input_ids)
-        return found + (self.table(spelled) * spelled.ne(0)[..., None]).sum(-2)
+        return self.table(torch.stack(numbers)).sum(0)
 
 
 class TokenClassification(Classification):
@@ -389,7 +380,8 @@ class TokenClassification(Classification):
 
     def build_classifier(self, config: PreTrainedConfig) -> None:
         self.dropout = nn.Identity() if config.modern else head_dropout(config)
-        self.ngrams = TokenNgrams(config) if config.tagger_ngram_buckets else None
+        buckets = config.tagger_ngram_buckets
+        self.ngrams = TokenNgrams(buckets, config.hidden_size) if buckets else None
         self.lstm = WordLSTM(config.hidden_size, config.tagger_lstm_size) if config.tagger_lstm_size else None
         size = 2 * config.tagger_lstm_size or config.hidden_size
         self.classifier = ClassificationHead(config, size) if config.modern else nn.Linear(size, config.num_labels)

@@ -462,7 +462,7 @@ class TextTask(Task):
         if ours and items[0].text_pair is not None:
             changes["classifier_pairs"] = self.arguments.given_settings.get("classifier_pairs", True)
         if (name is None or self.small_encoder()) and self.are_long(items):
-            changes["hidden_dropout_prob"] = LONG_TEXT_DROPOUT
+            changes["hidden_dropout_prob"] = self.arguments.given_settings.get("hidden_dropout_prob", LONG_TEXT_DROPOUT)
         return AutoModelForSequenceClassification, changes
 
     def are_long(self, items: list[Text]) -> bool:
@@ -473,7 +473,7 @@ class TextTask(Task):
     def start(self, splits: dict[str, list[Text]]) -> dict[str, list[Feature]]:
         features = super().start(splits)
         for module in self.model.modules():
-            if isinstance(module, Surface):
+            if isinstance(module, Surface) and module.rarity.eq(1).all():
                 self.start_surface(module, features["train"])
         if self.labels is None:
             start_at_mean(self.model, float(np.mean(self.gold(splits["train"]))))

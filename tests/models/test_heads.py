@@ -742,19 +742,3 @@ def test_a_new_surface_adds_nothing_to_what_a_pretrained_encoder_says(tmp_path):
     model = HfTinyElectraForSequenceClassification.from_pretrained(tmp_path, classifier_buckets=64, num_labels=3)
     assert not model.surface.spelling.numbers.any() and not model.surface.out.weight.any()
     assert torch.equal(model.surface.rarity, torch.ones(64))
-
-
-def test_a_tagger_sees_how_tokens_are_written():
-    """Tokens of the same spelling have the same part, whatever their numbers; special tokens have none."""
-    config = HfTinyElectraConfig(
-        **{**SIZES, "vocab_size": 10}, num_labels=3, tagger_ngram_buckets=1000, tagger_spelling=True
-    )
-    ngrams = randomised(HfTinyElectraForTokenClassification(config)).ngrams
-    ids = torch.tensor([[1, 5, 6, 2]])
-    with torch.no_grad():
-        before = ngrams(ids, None)
-        ngrams.spelling.read([None if token.startswith("[") else token for token in VOCABULARY])
-        added = ngrams(ids, None) - before
-    assert not added[0, 0].any() and not added[0, 3].any()
-    wanted = sum(ngrams.table.weight[1 + crc32(part.encode()) % 999] for part in spelled("한국"))
-    assert_close(added[0, 1], wanted.detach(), 1e-5)
