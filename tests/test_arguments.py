@@ -152,6 +152,11 @@ def test_booleans_in_a_file(tmp_path, text):
         (["--seed", "4294967296"], None, ["--seed 4294967296: it must be 0 or above and at most 4294967295."]),
         (["--generator_size", "3"], None, ["--generator_size 3: it must be above 0 and at most 1."]),
         (["--hidden_size", "-128"], None, ["--hidden_size -128: it must be above 0."]),
+        (
+            ["--classifier_buckets", "1"],
+            None,
+            ["--classifier_buckets 1: it must be 0 or above and other than 1."],
+        ),
         (["--hidden_dropout_prob", "nan"], None, ["--hidden_dropout_prob nan: it must be a number."]),
         (["--adam_beta1", "1"], None, ["--adam_beta1 1: it must be 0 or above and below 1."]),
         (["--share", "1.5"], None, ["--share 1.5: it must be 0 or above and at most 1."]),
@@ -364,3 +369,9 @@ def test_what_a_size_sets_is_allowed(name):
     for size in recipe_class.SIZES:
         recipe = parse("--size", size, recipe_class=recipe_class)
         arguments.check(dataclasses.replace(recipe, given_settings=recipe.model_settings))
+
+
+@pytest.mark.parametrize("part", ["tagger_lstm_size", "tagger_ngram_buckets", "classifier_buckets"])
+def test_a_part_of_a_head_can_be_left_out(part):
+    """As a native twin needs it."""
+    assert vars(parse(f"--{part}", "0").build_config())[part] == 0
