@@ -66,7 +66,7 @@ def command(name: str, column: str, data: Path, pretrained: dict[str, str], seed
     one, folder = SETS[name], RUNS / f"{name}-{column}"
     flags = ["--train_file", str(data / one.train), "--validation_file", str(data / one.validation), *one.flags.split()]
     if column == "pretrained":
-        flags += ["--model_name_or_path", pretrained[one.language], "--learning_rate", "1e-3", "--bf16", "True"]
+        flags += ["--model_name_or_path", pretrained[one.language], "--bf16", "True"]
     else:
         flags += ["--raw_file", *(str(data / file) for file in one.raw.split()), "--init", column]
     flags += ["--num_threads", "1"]  # so that two runs may go side by side

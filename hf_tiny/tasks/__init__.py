@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 MOST_LABELS, MOST_CHARACTERS = 20, 160  # that are shown at the start of a run
 MOST_UNKNOWN = 0.05  # of the training text, before a run warns
+HIGHEST_RATE = 1e-3  # of tiny models, and of wider ones that hf_tiny has pretrained without dropout
 FILE = "file"  # stands where messages name a flag
 Line = tuple[str, str]  # its place and its text
 
@@ -83,7 +84,9 @@ class FinetuneConfig(TransferArguments, BaselineArguments, TokenizerArguments, E
         None, "Lower-case the text; by default where the training texts have no capital letters."
     )
     learning_rate: float | None = flag(  # type: ignore[assignment]  # until the model is there
-        None, "Peak learning rate. By default by the width: 1e-3 for tiny, 3.5e-4 for small, 6.8e-5 for base.", above=0
+        None,
+        "Peak learning rate. By default by the size: 1e-3 for tiny and mini, 3.5e-4 for small, 6.8e-5 for base.",
+        above=0,
     )
     size: str = flag("tiny", "Size of a model that is trained from scratch.", group="model")
     max_tokens: int = flag(
@@ -266,8 +269,9 @@ class Task:
         """The groups of the optimiser and the callbacks for `train`."""
         recipe = self.arguments
         if recipe.learning_rate is None:
-            self.arguments = recipe = replace(recipe, learning_rate=usual_rate(self.model))
-            logger.info(f"Learning rate: {recipe.learning_rate:g}, by the width of the model.")
+            rate = HIGHEST_RATE if self.small_encoder() else usual_rate(self.model)
+            self.arguments = recipe = replace(recipe, learning_rate=rate)
+            logger.info(f"Learning rate: {recipe.learning_rate:g}, by the size of the model.")
         groups, callbacks = prepare(self.model, recipe)
         if recipe.measure_forgetting and recipe.model_name_or_path:
             from hf_tiny.tasks.pretrain import Forgetting  # late: few runs need it
@@ -379,7 +383,7 @@ def read_spelling(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 def usual_rate(model: PreTrainedModel) -> float:
     """Of a model of this width: what was found to work for tiny ones, and falls with the width as the papers' rates do."""
     width = model.config.get_text_config().hidden_size
-    return min(1e-3, float(f"{1e-3 * (128 / width) ** 1.5:.1e}"))
+    return min(HIGHEST_RATE, float(f"{1e-3 * (128 / width) ** 1.5:.1e}"))
 
 
 def log_labels(features: list[Feature], names: dict[int, str]) -> None:

@@ -1,6 +1,7 @@
 """The fine-tuning recipes from end to end, on tasks that a tiny model learns in seconds."""
 
 import ast
+import json
 import re
 import shutil
 import signal
@@ -360,10 +361,11 @@ def test_two_processes_run_several_seeds(home, tmp_path):
 # What a small encoder of hf_tiny gets
 
 
-def pretrained_here(home: Path, folder: Path, dropout: float) -> Path:
+def pretrained_here(home: Path, folder: Path, dropout: float, **sizes) -> Path:
     """An encoder as `pretrain-electra` leaves one, with the tokenizer of `native`."""
     tokenizer = AutoTokenizer.from_pretrained(home / "native")
-    config = HfTinyElectraConfig(vocab_size=len(tokenizer), generator_size=0.5, hidden_dropout_prob=dropout, **SMALL)
+    sizes = {**SMALL, "generator_size": 0.5, **sizes}
+    config = HfTinyElectraConfig(vocab_size=len(tokenizer), hidden_dropout_prob=dropout, **sizes)
     HfTinyElectraForPreTraining(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -388,3 +390,18 @@ def test_a_small_pretrained_encoder_gets_the_head_of_a_new_one(home, tmp_path, r
     folder = finish(home, recipe, tmp_path / "given", model_name_or_path=place, hidden_dropout_prob=0.1, **flags)
     settings = AutoConfig.from_pretrained(folder).to_dict()
     assert settings.get("encoder", settings)["hidden_dropout_prob"] == 0.1
+
+
+@pytest.mark.parametrize(("dropout", "rate"), [(0.0, 1e-3), (0.2, 3.5e-4)])
+def test_a_small_pretrained_encoder_learns_as_fast_as_a_new_one(home, tmp_path, dropout, rate):
+    place = pretrained_here(home, tmp_path / "encoder", dropout, hidden_size=256, num_hidden_layers=1)
+    flags = {
+        "max_steps": 1,
+        "max_seq_length": 64,
+        "logging_steps": 1,
+        "warmup_steps": 0,
+        "lr_scheduler_type": "constant",
+    }
+    folder = finish(home, "classifier", tmp_path / "run", model_name_or_path=place, **flags)
+    steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    assert next(step["learning_rate"] for step in steps if "learning_rate" in step) == pytest.approx(rate)
