@@ -261,7 +261,7 @@ class Surface(nn.Module):
         self.texts, self.buckets = 1 + config.classifier_pairs, config.classifier_buckets
         self.spelling = Spelling(config, self.buckets)
         self.register_buffer("rarity", torch.ones(self.buckets))
-        self.dropout = Dropout(self.DROPOUT)
+        self.dropout = Dropout(self.DROPOUT if head_dropout(config).p else 0.0)  # none where the head has none
         self.out = nn.Linear(self.buckets * self.texts, config.num_labels, bias=False)
 
     def reset(self) -> None:

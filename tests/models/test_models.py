@@ -616,14 +616,24 @@ assert not any(name.split(".")[0] == "hf_tiny" for name in sys.modules)
 
 
 REMOTE_FILES = {
-    HfTinyElectraConfig: {"electra.py", "joint.py", "heads.py", "layers.py"},
-    HfTinyReformerConfig: {"reformer.py", "chunks.py", "reversible.py", "heads.py", "layers.py"},
-    HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "layers.py"},
+    HfTinyElectraConfig: {"electra.py", "joint.py", "heads.py", "spelling.py", "layers.py"},
+    HfTinyReformerConfig: {"reformer.py", "chunks.py", "reversible.py", "heads.py", "spelling.py", "layers.py"},
+    HfTinySeq2SeqConfig: {"seq2seq.py", "heads.py", "spelling.py", "layers.py"},
     HfTinyTokenLinkingConfig: {
-        *("linking.py", "electra.py", "joint.py", "reformer.py", "chunks.py", "reversible.py", "heads.py", "layers.py"),
+        *(
+            "linking.py",
+            "electra.py",
+            "joint.py",
+            "reformer.py",
+            "chunks.py",
+            "reversible.py",
+            "heads.py",
+            "spelling.py",
+            "layers.py",
+        ),
         *("parsing.py", "trees.py", "words.py"),  # its pipeline
     },
-    HfTinyViTConfig: {"vit.py", "heads.py", "layers.py"},
+    HfTinyViTConfig: {"vit.py", "heads.py", "spelling.py", "layers.py"},
 }
 
 
