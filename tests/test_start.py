@@ -32,6 +32,7 @@ from transformers import (
 from hf_tiny import (
     HfTinyElectraConfig,
     HfTinyElectraForPreTraining,
+    HfTinyElectraForSequenceClassification,
     HfTinyTokenLinkingConfig,
     InputError,
     checkpoint,
@@ -502,3 +503,15 @@ def test_words_from_statistics_learn_more_slowly():
     *others, slow = start.slow_words(groups, 0.1)
     assert slow["params"] == [model.get_input_embeddings().weight] and slow["factor"] == pytest.approx(0.1 * own)
     assert sum(len(group["params"]) for group in others) == count - 1
+
+
+def test_words_that_were_pretrained_here_learn_more_slowly_too():
+    """Those of a native encoder do not: nothing says where they come from."""
+    ours = HfTinyElectraForSequenceClassification(electra().config)
+    recipe = FinetuneConfig(model_name_or_path="some", words_lr_factor=0.1)
+    words = ours.get_input_embeddings().weight
+    factors = {
+        id(parameter): group["factor"] for group in start.prepare(ours, recipe)[0] for parameter in group["params"]
+    }
+    assert factors.pop(id(words)) == pytest.approx(0.1) and set(factors.values()) == {1.0}
+    assert {group["factor"] for group in start.prepare(classifier("bert"), recipe)[0]} == {1.0}
