@@ -3,7 +3,8 @@
 How the costs of a training step grow:
 
 - with the length, from 128 to 8,192 tokens (or patches), for the tiny encoder of each family: as many texts as make 8,192 tokens;
-- with the size and the cores: pretraining of ELECTRA, 8 blocks of 128 tokens, in float32 and in bfloat16.
+- with the size and the cores: pretraining of ELECTRA, 8 blocks of 128 tokens, in float32 and, where the processor multiplies
+  it, in bfloat16.
 
 Steps are as in hf_tiny's loop. Every point is measured in fresh processes: the median time of steps, and the memory that two of
 them add at their peak. The last line is JSON; with --results the figures are kept and drawn.
@@ -35,7 +36,7 @@ ENCODERS = {
     "ViT": (models.HfTinyViTModel, models.HfTinyViTConfig),
 }
 LENGTHS = tuple(2**power for power in range(7, 14))
-MODEL_SIZES, TOKENS, VOCABULARY, PATCH = ("tiny", "small", "base"), 8192, 8192, 4
+MODEL_SIZES, TOKENS, VOCABULARY, PATCH = ("tiny", "mini", "small", "base"), 8192, 8192, 4
 Loss = Callable[[], Tensor]
 
 
@@ -141,6 +142,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     cores, repetitions = sorted({1, arguments.threads}), 2 if arguments.quick else arguments.repetitions
+    precisions = (False, True) if torch.cpu.get_capabilities().get("avx512_bf16") else (False,)
     torch.set_num_threads(1)  # this process computes nothing: its children start without threads
     lengths: dict[str, dict[int, dict]] = {family: {} for family in ENCODERS}
     for family, points in lengths.items():
@@ -149,7 +151,7 @@ def main() -> None:
             points[length] = measure(f"{family}, {length:,} tokens", repetitions, arguments.threads, *about)
     sizes: dict[str, dict[str, dict]] = {}
     for threads in cores:
-        for bf16 in (False, True):
+        for bf16 in precisions:
             name = f"{threads} core{'s' if threads > 1 else ''}, {'bfloat16' if bf16 else 'float32'}"
             sizes[name] = {}
             for size in MODEL_SIZES[:1] if arguments.quick else MODEL_SIZES:

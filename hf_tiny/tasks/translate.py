@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ from hf_tiny.tokenizer import fitting_size
 logger = logging.getLogger(__name__)
 
 SIDES = ("input_ids", "labels")  # what of a feature is padded: for `BucketedBatches`
+NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 COPIED = 0.1  # share of the target's tokens from which on a model may copy
 COMPARED = 1000  # training pairs by which a baseline is chosen
 SHOWN = 3  # number of examples in the log after each evaluation
@@ -330,6 +332,13 @@ class Translation(Metric):
         return {**figures, "exact_match": share(np.array(same))}
 
 
+def numbers_kept(sources: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
+    """How many of the sources' numbers are in what was written, and how many there are; nothing if there are none."""
+    pairs = zip(sources, texts, strict=True)
+    kept = [number in NUMBER.findall(text) for source, text in pairs for number in NUMBER.findall(source)]
+    return {"numbers": len(kept), "numbers_kept": share(np.array(kept))} if kept else {}
+
+
 class DenoisingEvaluation(Evaluation):
     """The loss, which may be smoothed, and the perplexity, which is not."""
 
@@ -355,6 +364,7 @@ class PairEvaluation(TaskEvaluation, DenoisingEvaluation):
     def compute(self, results: Results) -> dict[str, float]:
         texts, pairs = written_texts(results), [self.items[example] for example in np.sort(results["example"])]
         figures = self.metric.compute(predictions=texts, references=[pair.target for pair in pairs])
+        figures |= numbers_kept([pair.source for pair in pairs], texts)
         for pair, text in zip(pairs[:SHOWN], texts, strict=False):
             logger.info(f"  {pair.source!r} -> {text!r} (right: {pair.target!r})")
         return {**super().compute(results), **figures}

@@ -372,6 +372,13 @@ def test_bpe_dropout_needs_bpe_and_leaves_what_would_not_fit(tokenizer):
 # Figures
 
 
+def test_numbers_are_counted_where_they_were_copied():
+    sources = ["Room 12 is open from 9:30 to 17.", "It costs 1,250 won.", "Nothing to count."]
+    written = ["12호실은 9:30부터 문을 엽니다.", "1,25원입니다.", "3"]
+    assert translate.numbers_kept(sources, written) == {"numbers": 4, "numbers_kept": 0.5}
+    assert translate.numbers_kept(sources[2:], written[2:]) == {}
+
+
 def test_translation_figures():
     references = ["The cat sat on the mat.", "It is 5 o'clock, isn't it?", "나는 어제 책을 읽었다."]
     metric = Translation()
