@@ -98,7 +98,15 @@ COLUMNS = {
         "chrF++ of copying the source": "figures.eval_copy_chrf",
         "chrF++ of the most frequent target": "figures.eval_majority_chrf",
         "exact match": "figures.eval_exact_match",
+        "numbers of the source kept": "figures.eval_numbers_kept",
         "perplexity": "figures.eval_ppl",
+    },
+    "padding": {
+        "batches": "what",
+        "real tokens": "figures.real_tokens",
+        "samples": "figures.samples",
+        "most samples": "figures.most_samples",
+        "most tokens": "figures.most_tokens",
     },
     "denoise": {
         "dataset": "what",

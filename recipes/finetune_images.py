@@ -37,7 +37,7 @@ class Recipe(ImageTaskArguments, TransferArguments, BaselineArguments, TrainConf
     MODEL_SIZES: ClassVar[dict[str, dict]] = SIZES[HfTinyViTConfig]
     SIZES: ClassVar[dict[str, dict]] = {
         "tiny": {**LITTLE, "per_device_train_batch_size": 64, "num_train_epochs": 80.0},
-        "mini": {**LITTLE, "per_device_train_batch_size": 128, "num_train_epochs": 40.0},
+        "mini": {**LITTLE, "random_shift": 0.05, "per_device_train_batch_size": 128, "num_train_epochs": 40.0},
         **dict.fromkeys(("ti", "small", "base"), PAPER),
     }
     DEFAULTS: ClassVar[dict] = {
