@@ -143,6 +143,7 @@ def test_it_learns_and_leaves_everything(learned):
     names = ["config.json", "model.safetensors", "tokenizer.json", "README.md", "curves.png", "recipe.yaml"]
     names += [f"{split}_{name}" for split in ("validation", "test") for name in ("predictions.tsv", "attention.png")]
     assert [name for name in names if not (learned / name).stat().st_size] == []
+    assert f"{results['train_tokens']:,} tokens of both sides in" in (learned / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
