@@ -75,7 +75,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--max_steps", type=int, help="of every run: a check, not a record; nothing is written")
     given = parser.parse_args()
-    folder, short = (given.runs / given.record.resolve().name).resolve(), given.max_steps is not None
+    short = given.max_steps is not None
+    name = given.record.resolve().name + (
+        f"-{given.max_steps}-steps" if short else ""
+    )  # a check is no part of a record
+    folder = (given.runs / name).resolve()
     extra = ["--max_steps", str(given.max_steps)] if short else []
     pretrained = finish(pretraining(given.record, folder / "pretrained", extra), folder / "pretrained", given.data)
     minutes, by_set = {"pretraining": round(pretrained["train_runtime"] / 60, 1)}, {}
