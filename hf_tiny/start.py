@@ -286,7 +286,7 @@ def text_statistics(recipe, tokenizer: PreTrainedTokenizerBase, texts: Iterable[
     """How often tokens stand near each other in the texts, and in --raw_file."""
     encode, rest = tokenizer.backend_tokenizer.encode_batch_fast, iter(texts)
     groups = iter(lambda: encode(list(islice(rest, TEXTS)), add_special_tokens=False), [])
-    counts = statistics.text_counts(([one.ids for one in group] for group in groups), len(tokenizer))
+    counts = statistics.text_counts((one.ids for group in groups for one in group), len(tokenizer))
     raw = raw_corpus(recipe)
     return counts + raw.pair_counts(tokenizer) if raw else counts
 

@@ -429,7 +429,7 @@ def electra(vocabulary: int = 40, **settings) -> HfTinyElectraForPreTraining:
 def counted(tokens: int = 2000, vocabulary: int = 40):
     numbers = np.random.default_rng(0)
     return statistics.text_counts(
-        [[numbers.integers(5, vocabulary, 20).tolist() for _ in range(tokens // 20)]], vocabulary
+        [numbers.integers(5, vocabulary, 20).tolist() for _ in range(tokens // 20)], vocabulary
     )
 
 

@@ -62,6 +62,11 @@ class Packing:
         texts = islice(split_texts(self.shards[number], self.reading, self.split, counts), turn, None, of)
         yield from _pack(_tokenized(texts, tokenizer), self, starts_word, random, counts)
 
+    def texts(self, number: int) -> Iterator[list[int]]:
+        """The tokens of each text of a shard."""
+        texts = split_texts(self.shards[number], self.reading, self.split, Counter())
+        return (ids for _, ids in _tokenized(texts, _tokenizer(self.tokenizer)[0]) if ids)
+
 
 def digest(shards: Iterable[Shard], how: Reading | Packing) -> str:
     """The folder of a file may change, its name and time may not: copies on other machines give the same."""

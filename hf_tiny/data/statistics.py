@@ -1,20 +1,19 @@
 """What a corpus says of its words before any model is trained: tokens that keep the same company get similar vectors.
 
-A truncated singular value decomposition of how often tokens stand near each other (Levy & Goldberg, 2014). It takes seconds,
-and a model whose embeddings start from it need not learn what words mean. scipy and scikit-learn are loaded by what needs
-them.
+Truncated singular value decompositions of how often tokens stand near each other, which tells words of one kind, and of how
+often they stand in the same passage, which tells words of one subject and mood (Levy & Goldberg, 2014; Landauer & Dumais,
+1997). It takes seconds, and a model whose embeddings start from it need not learn what words mean. scipy and scikit-learn are
+loaded by what needs them.
 """
 
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from tqdm.auto import tqdm
 
 from hf_tiny.data import cache, packing
@@ -25,35 +24,37 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = (60, 30, 20, 15, 12)  # of tokens 1, 2, ... apart: 60 / distance, so that counts are whole numbers
 LEAST_TOKENS = 5  # of text for each token of the vocabulary, on average: with fewer, counts are chance
+PASSAGE = 32  # tokens of a text that count as one passage
+PASSAGE_WEIGHT = 60  # divided by the square root of the number of different tokens in it
 SMOOTHING = 0.75  # of the frequencies of contexts: rare ones weigh less (Levy, Goldberg & Dagan, 2015)
 MOST_SHARDS = 64  # of a larger corpus a sample, about 256 MB, says as much
 MOST_PAIRS = 50_000_000  # about 600 MB
-TOKENS = 1 << 17  # counted at once
+TOKENS = 1 << 20  # counted at once
 NO_TOKEN = -1
-FORMAT_VERSION = 2  # Raise it when the same blocks give other counts than before.
+FORMAT_VERSION = 3  # Raise it when the same texts give other counts than before.
 
 
 def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: int | None = None):
-    """How often tokens stand near each other in the blocks of a split: a sparse matrix (size, size) of whole numbers, for a
-    token (row) and a later one (column). It is the same however the work is divided, and whether the blocks are in the cache
-    or not.
+    """How often tokens stand near each other in the texts of a split: a sparse matrix (size, 2 size) of whole numbers. For a
+    token (row) and a later one (column); then, in columns of their own, for a token and one with a greater number in the same
+    passage. It is the same however the work is divided.
 
-    files: of the blocks in the cache, and the shards that each is made of.
+    files: of the blocks in the cache, and the shards that each is made of: how the work is divided.
     size: of the vocabulary.
     most: processes that count.
     """
     from scipy import sparse
 
     stride = max(1, len(plan.shards) // MOST_SHARDS)
-    about = repr((packing.digest(plan.shards, plan), stride, WEIGHTS, FORMAT_VERSION))
+    about = repr((packing.digest(plan.shards, plan), stride, WEIGHTS, PASSAGE, FORMAT_VERSION))
     name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.npz"
 
     def count(draft: Path) -> None:
         if stride > 1:
             logger.info(f"Pairs of tokens are counted in every {stride}th of {len(files)} parts of the corpus.")
-        chosen = dict(islice(files.items(), 0, None, stride))
+        chosen = list(islice(files.values(), 0, None, stride))
         with workers(most, len(chosen)) as each, open(draft, "wb") as file:  # given a name, scipy would add its suffix
-            counted = each(partial(_one_file, plan, size), chosen.keys(), chosen.values())
+            counted = each(partial(_some_shards, plan, size), chosen)
             counted = tqdm(counted, "Counting pairs of tokens", len(chosen), unit=" files")
             sparse.save_npz(file, _total(counted, size), compressed=False)
 
@@ -62,53 +63,69 @@ def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: 
         return sparse.load_npz(file)
 
 
-def text_counts(groups: Iterable[Sequence[Sequence[int]]], size: int):
-    """The same of texts, each by itself, a group of them at a time."""
-    apart = [NO_TOKEN] * len(WEIGHTS)
-    rows = (np.fromiter(chain.from_iterable((*text, *apart) for text in texts), dtype=np.int32) for texts in groups)
-    return _total((_near(row[None], size) for row in rows), size)
+def text_counts(texts: Iterable[Sequence[int]], size: int):
+    """The same of texts, each by itself."""
+    return _total((_counts(row, size) for row in _rows(texts)), size)
 
 
 # Counting
 
 
-def _one_file(plan: Packing, size: int, file: Path, shards: list[int]):
-    special = (plan.cls, plan.sep)
-    return sum(_near(np.where(np.isin(rows, special), NO_TOKEN, rows), size) for rows in _rows(plan, file, shards))
+def _some_shards(plan: Packing, size: int, shards: list[int]):
+    return text_counts(chain.from_iterable(map(plan.texts, shards)), size)
 
 
-def _rows(plan: Packing, file: Path, shards: list[int]) -> Iterator[np.ndarray]:
-    """Some blocks at a time, (blocks, length): from the cache or, where there is none, from the text."""
-    count = max(1, TOKENS // plan.length)
-    if cache.damage_of(file) is None:
-        with pa.memory_map(str(file)) as source:
-            for batch in pa.ipc.open_stream(source):
-                rows = batch.column("input_ids").flatten().to_numpy().reshape(-1, plan.length)
-                yield from (rows[first : first + count] for first in range(0, len(rows), count))
-    else:
-        blocks = (block["input_ids"] for number in shards for block in plan.blocks(number, Counter()))
-        while rows := list(islice(blocks, count)):
-            yield np.array(rows)
+def _rows(texts: Iterable[Sequence[int]]) -> Iterator[np.ndarray]:
+    """Some texts at a time, one after the other, too far apart to be near."""
+    apart, row = [NO_TOKEN] * len(WEIGHTS), []
+    for text in texts:
+        row += text
+        row += apart
+        if len(row) > TOKENS:
+            yield np.array(row)
+            row = []
+    if row:
+        yield np.array(row)
 
 
-def _near(rows: np.ndarray, size: int):
-    """The weights of the pairs (a token, a later one) within each row."""
+def _counts(row: np.ndarray, size: int):
+    from scipy import sparse
+
+    return sparse.hstack((_near(row, size), _together(row, size)), format="csr")
+
+
+def _near(row: np.ndarray, size: int):
+    """The weights of the pairs (a token, a later one)."""
     from scipy import sparse
 
     near = sparse.csr_array((size, size), dtype=np.int64)
     for distance, weight in enumerate(WEIGHTS, 1):
-        first, second = rows[:, :-distance], rows[:, distance:]
+        first, second = row[:-distance], row[distance:]
         both = (first != NO_TOKEN) & (second != NO_TOKEN)
         weights = np.full(both.sum(), weight, dtype=np.int64)
         near = near + sparse.coo_array((weights, (first[both], second[both])), shape=near.shape).tocsr()
     return near
 
 
+def _together(row: np.ndarray, size: int):
+    """The weights of the pairs of different tokens within each passage."""
+    from scipy import sparse
+
+    places, there = np.arange(row.size), row != NO_TOKEN
+    text_starts = np.maximum.accumulate(np.where(there, 0, places + 1))
+    passages = np.cumsum(there & ((places - text_starts) % PASSAGE == 0))[there] - 1
+    shape = (passages.max(initial=-1) + 1, size)
+    found = sparse.coo_array((np.ones(passages.size, dtype=np.int64), (passages, row[there])), shape=shape).tocsr()
+    found.data[:] = 1  # a word that is repeated is one
+    weights = np.rint(PASSAGE_WEIGHT / np.sqrt(found.sum(1))).astype(np.int64)
+    return sparse.triu(found.T @ sparse.diags_array(weights, dtype=np.int64) @ found, k=1)
+
+
 def _total(parts: Iterable, size: int):
     """The sum. Where pairs become too many, the rarest are dropped."""
     from scipy import sparse
 
-    total, dropped = sparse.csr_array((size, size), dtype=np.int64), 0
+    total, dropped = sparse.csr_array((size, 2 * size), dtype=np.int64), 0
     for part in parts:
         total = total + part
         if total.nnz > MOST_PAIRS:
@@ -127,12 +144,17 @@ def _total(parts: Iterable, size: int):
 
 def num_tokens(counts) -> int:
     """Of the text that was counted, nearly: one at the end of a text stands before fewer than the others."""
-    return int(counts.sum() // sum(WEIGHTS))
+    return int(_both_sides(counts)[0].sum() // sum(WEIGHTS))
+
+
+def _near_part(counts):
+    return counts[:, : counts.shape[0]]
 
 
 def _both_sides(counts) -> np.ndarray:
     """(2, vocabulary): how often each token has another after it, and before it."""
-    return np.stack([np.asarray(counts.sum(axis), dtype=np.float64) for axis in (1, 0)])
+    near = _near_part(counts)
+    return np.stack([np.asarray(near.sum(axis), dtype=np.float64) for axis in (1, 0)])
 
 
 def log_frequencies(counts) -> np.ndarray:
@@ -143,24 +165,35 @@ def log_frequencies(counts) -> np.ndarray:
 
 
 def token_vectors(counts, size: int) -> np.ndarray:
-    """(vocabulary, at most `size`), float32; zeros for a token that stands near no other.
+    """(vocabulary, at most `size`), float32; zeros for a token that stands near no other. Half of the dimensions are of the
+    words that stand near, a word before and the same one after being two contexts, half of those in the same passage."""
+    from scipy import sparse
 
-    Positive pointwise mutual information with smoothed contexts, a word before and the same one after being two of them; U
-    sqrt(S) of its randomised decomposition U S V.
-    """
+    near, together = _near_part(counts), counts[:, counts.shape[0] :]
+    return np.concatenate(
+        (
+            _decomposed(sparse.hstack((near, near.T), format="csr"), size - size // 2),
+            _decomposed((together + together.T).tocsr(), size // 2),
+        ),
+        axis=1,
+    )
+
+
+def _decomposed(counts, size: int) -> np.ndarray:
+    """Positive pointwise mutual information with smoothed contexts; U sqrt(S) of its randomised decomposition U S V, with a
+    mean length of 1."""
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
 
-    after, before = _both_sides(counts)
-    known = np.flatnonzero(after + before)
-    later = counts[known][:, known]
-    near, sums = sparse.hstack((later, later.T)).tocoo(), (after + before)[known]
-    contexts = np.concatenate((before[known], after[known])) ** SMOOTHING
-    contexts /= contexts.sum()
-    information = np.log(near.data / sums[near.row] / contexts[near.col])
-    matrix = sparse.csr_array((np.maximum(information, 0).astype(np.float32), (near.row, near.col)), shape=near.shape)
+    sums, contexts = (np.asarray(counts.sum(axis), dtype=np.float64) for axis in (1, 0))
+    rows, columns = np.flatnonzero(sums), np.flatnonzero(contexts)
+    found, sums, contexts = counts[rows][:, columns].tocoo(), sums[rows], contexts[columns] ** SMOOTHING
+    information = np.log(found.data / sums[found.row] / (contexts / contexts.sum())[found.col])
+    matrix = sparse.csr_array(
+        (np.maximum(information, 0).astype(np.float32), (found.row, found.col)), shape=found.shape
+    )
     matrix.eliminate_zeros()
-    left, scales, _ = randomized_svd(matrix, min(size, len(known)), random_state=0)
+    left, scales, _ = randomized_svd(matrix, min(size, *found.shape), random_state=0)
     vectors = np.zeros((counts.shape[0], len(scales)), dtype=np.float32)
-    vectors[known] = left * np.sqrt(scales)
-    return vectors
+    vectors[rows] = left * np.sqrt(scales)
+    return vectors / np.linalg.norm(vectors[rows], axis=1).mean()

@@ -148,8 +148,6 @@ def sharing_callbacks(model: HfTinyElectraForPreTraining) -> list[Callback]:
 
 def start_from_corpus(recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> bool:
     """Let the word embeddings of a new model start from the statistics of the corpus."""
-    if recipe.init != "random" and not recipe.streaming and not vars(recipe).get("model_name_or_path"):
-        corpus.blocks(tokenizer)  # they are counted; of a stream there are none, and it is read
     return start_words(recipe, model, lambda: corpus.pair_counts(tokenizer))
 
 

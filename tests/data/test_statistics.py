@@ -1,8 +1,10 @@
 """Counts of tokens near each other, against a count by hand, and the vectors that are made of them."""
 
 import io
+import math
 import zipfile
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -30,14 +32,18 @@ def corpus(tmp_path, monkeypatch):
     return Corpus(CorpusArguments(train_file=[str(path)], max_seq_length=32, preprocessing_num_workers=1))
 
 
-def by_hand(rows, special=()) -> Counter:
-    """A token and a later one of the same row, with weights of 60 / distance."""
+def by_hand(texts, size: int) -> Counter:
+    """A token and a later one of the same text, with weights of 60 / distance; and pairs of different tokens in the same 32,
+    with weights of 60 / the square root of how many there are."""
     found = Counter()
-    for row in rows:
-        for i, one in enumerate(row):
-            for j, other in enumerate(row):
-                if 0 < j - i <= 5 and not {one, other} & set(special):
-                    found[int(one), int(other)] += 60 // (j - i)
+    for text in texts:
+        for i, one in enumerate(text):
+            for distance, other in enumerate(text[i + 1 : i + 6], 1):
+                found[one, other] += 60 // distance
+        for first in range(0, len(text), 32):
+            passage = sorted(set(text[first : first + 32]))
+            for one, other in combinations(passage, 2):
+                found[one, size + other] += round(60 / math.sqrt(len(passage)))
     return found
 
 
@@ -47,18 +53,21 @@ def entries(counts) -> dict:
 
 
 def test_counts_are_those_of_a_count_by_hand(corpus, tokenizer):
-    blocks = corpus.blocks(tokenizer)["train"]
-    special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    plan = corpus.packings(tokenizer)["train"]
+    texts = [text for number in range(len(plan.shards)) for text in plan.texts(number)]
+    assert len(texts) > 300
     counts = corpus.pair_counts(tokenizer)
-    assert entries(counts) == by_hand(blocks["input_ids"], special)
+    assert entries(counts) == by_hand(texts, len(tokenizer))
     assert counts.dtype == np.int64
-    assert statistics.num_tokens(counts) == pytest.approx(len(blocks) * 29.5, rel=0.12)  # less what ends of rows lack
+    assert statistics.num_tokens(counts) == pytest.approx(sum(map(len, texts)), rel=0.25)  # less what ends lack
 
 
-def test_texts_are_counted_each_by_itself():
-    texts = [[1, 2, 3, 1], [3], [], [2, 2, 1, 4, 4, 4, 1, 0]]
-    assert entries(statistics.text_counts([texts], 5)) == by_hand(texts)
-    assert entries(statistics.text_counts([texts[:1], texts[1:]], 5)) == by_hand(texts)
+def test_texts_are_counted_each_by_itself(monkeypatch):
+    texts = [[1, 2, 3, 1], [3], [], [2, 2, 1, 4, 4, 4, 1, 0], [0, 1, 4] * 11, [3, 2] * 32, [1]]
+    assert entries(statistics.text_counts(texts, 5)) == by_hand(texts, 5)
+    for many in (1, 20, 100):  # tokens at once
+        monkeypatch.setattr(statistics, "TOKENS", many)
+        assert entries(statistics.text_counts(iter(texts), 5)) == by_hand(texts, 5)
     assert statistics.text_counts([], 5).nnz == 0
 
 
@@ -120,7 +129,7 @@ def test_frequencies_are_those_of_the_text():
         [1, 2, 1, 3] * 50,
         [1, 3] * 50,
     ]  # token 1 is twice as frequent as 3, and 3 twice as 2; 0 and 4 do not occur
-    found = np.exp(statistics.log_frequencies(statistics.text_counts([texts], 5)))
+    found = np.exp(statistics.log_frequencies(statistics.text_counts(texts, 5)))
     assert found.mean() == pytest.approx(1)
     assert found[[1, 3, 2]] / found.sum() == pytest.approx([150 / 300, 100 / 300, 50 / 300], rel=0.02)
     assert found[0] == found[4] == pytest.approx(found[2] / 100, rel=0.1)
@@ -128,29 +137,52 @@ def test_frequencies_are_those_of_the_text():
 
 def test_before_and_after_are_two_contexts():
     """Tokens 1 and 2 have the same neighbours, but one of them in front of 3 and the other behind it."""
-    vectors = statistics.token_vectors(statistics.text_counts([[[1, 3], [3, 2], [4, 3], [3, 5]] * 50], 6), 4)
+    vectors = statistics.token_vectors(statistics.text_counts([[1, 3], [3, 2], [4, 3], [3, 5]] * 50, 6), 6)[:, :3]
     directions = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
     assert directions[1] @ directions[4] > 0.99 and directions[2] @ directions[5] > 0.99
     assert abs(directions[1] @ directions[2]) < 0.01
 
 
-def test_vectors_are_those_of_an_exact_decomposition():
-    """Tokens 0 and 1 stand in the same places, 2 and 3 in others."""
-    numbers = np.random.default_rng(0)
-    texts = [[numbers.integers(2) + 2 * side, 4 + side, numbers.integers(2) + 2 * side] for side in (0, 1) * 200]
-    counts = statistics.text_counts([[list(map(int, text)) for text in texts]], 8)
-    vectors = statistics.token_vectors(counts, 4)
-    assert vectors.shape == (8, 4) and vectors.dtype == np.float32
-    assert not vectors[6:].any()  # they do not occur
-    later = counts.toarray().astype(float)
-    dense = np.hstack([later, later.T])  # what comes after a token, and what comes before it
+def exact(dense: np.ndarray, size: int) -> np.ndarray:
     sums, contexts = dense.sum(1), dense.sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         smoothed = contexts**0.75 / (contexts**0.75).sum()
         information = np.nan_to_num(np.maximum(np.log(dense / sums[:, None] / smoothed), 0))
     left, scales, _ = np.linalg.svd(information)
-    exact = (left * np.sqrt(scales))[:, :4]
-    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-4)
-    directions = vectors[:4] / np.linalg.norm(vectors[:4], axis=1, keepdims=True)
-    assert directions[0] @ directions[1] > 0.9 and abs(directions[0] @ directions[2]) < 0.1
-    assert statistics.token_vectors(counts, 100).shape == (8, 6)  # no more dimensions than tokens
+    vectors = (left * np.sqrt(scales))[:, :size]
+    return vectors / np.linalg.norm(vectors[sums > 0], axis=1).mean()
+
+
+def test_vectors_are_those_of_exact_decompositions():
+    """Tokens 0 and 1 stand in the same places, 2 and 3 in others."""
+    numbers = np.random.default_rng(0)
+    texts = [[numbers.integers(2) + 2 * side, 4 + side, numbers.integers(2) + 2 * side] for side in (0, 1) * 200]
+    counts = statistics.text_counts([list(map(int, text)) for text in texts], 8)
+    vectors = statistics.token_vectors(counts, 7)
+    assert vectors.shape == (8, 7) and vectors.dtype == np.float32
+    assert not vectors[6:].any()  # they do not occur
+    near, together = np.split(counts.toarray().astype(float), 2, axis=1)
+    parts = (
+        exact(np.hstack([near, near.T]), 4),
+        exact(together + together.T, 3),
+    )  # after a token and before it; in its text
+    for found, expected in zip((vectors[:, :4], vectors[:, 4:]), parts, strict=True):
+        np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-4)
+        directions = found[:4] / np.linalg.norm(found[:4], axis=1, keepdims=True)
+        assert directions[0] @ directions[1] > 0.9 and abs(directions[0] @ directions[2]) < 0.1
+    assert statistics.token_vectors(counts, 100).shape == (8, 12)  # of each no more dimensions than tokens
+
+
+def test_words_of_one_subject_are_near_though_they_never_are_neighbours():
+    """Each text has four words of one of two subjects, six others apart, of which any may stand in both."""
+    numbers = np.random.default_rng(0)
+    texts = [
+        [token for word in numbers.permutation(5)[:4] for token in (5 * side + word, *numbers.integers(10, 40, 6))]
+        for side in (0, 1) * 500
+    ]
+    counts = statistics.text_counts([list(map(int, text)) for text in texts], 40)
+    vectors = statistics.token_vectors(counts, 8)[:10]
+    near, together = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in np.split(vectors, 2, axis=1))
+    subjects, neighbours = ((part[:5] @ part[:5].T, part[:5] @ part[5:].T) for part in (together, near))
+    assert subjects[0].mean() > 0.8 and subjects[1].mean() < 0.1
+    assert abs(neighbours[0].mean() - neighbours[1].mean()) < 0.2
