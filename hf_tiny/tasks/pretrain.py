@@ -72,8 +72,8 @@ class ElectraArguments(InitArguments):
     )
     freeze_words: bool = flag(
         False,
-        "Keep the discriminator's word embeddings as they are, if they start from statistics (not with --sharing "
-        "disentangled).",
+        "Keep the discriminator's word embeddings as they are, if they start from statistics. The generator's are the same, "
+        "or with --sharing none its own (not with disentangled).",
     )
     mlm_probability: float = flag(0.15, "Share of tokens that are masked.", above=0, below=1)
     model_name_or_path: str | None = flag(
