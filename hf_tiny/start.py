@@ -283,7 +283,7 @@ def raw_corpus(recipe) -> Corpus | None:
 
 
 def text_statistics(recipe, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]):
-    """How often tokens stand near each other in the texts, and in --raw_file."""
+    """How often tokens stand near each other and together in the texts, and in --raw_file."""
     encode, rest = tokenizer.backend_tokenizer.encode_batch_fast, iter(texts)
     groups = iter(lambda: encode(list(islice(rest, TEXTS)), add_special_tokens=False), [])
     counts = statistics.text_counts((one.ids for group in groups for one in group), len(tokenizer))
@@ -302,7 +302,7 @@ def start_words(recipe, model: PreTrainedModel, counts: Callable) -> bool:
 
     def vectors() -> np.ndarray | None:
         found = counts()
-        tokens, size = statistics.num_tokens(found), found.shape[0]
+        tokens, size = statistics.num_tokens(found), found.shape[1]
         if tokens < statistics.LEAST_TOKENS * size:
             if not goes_on:
                 logger.warning(

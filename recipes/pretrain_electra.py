@@ -40,10 +40,10 @@ class Recipe(ElectraArguments, TokenizerArguments, CorpusArguments, TrainConfig)
     SIZES: ClassVar[dict[str, dict]] = {
         "tiny": {"max_seq_length": 64, "per_device_train_batch_size": 16, "learning_rate": 1e-3, "adam_beta2": 0.98,
                  "max_steps": 9000, "warmup_steps": 0.05, "eval_steps": 1000, "save_steps": 1000, "vocab_size": 4096,
-                 "mlm_probability": 0.25, "freeze_words": True},
+                 "mlm_probability": 0.25},
         "mini": {"max_seq_length": 128, "per_device_train_batch_size": 16, "learning_rate": 7e-4, "adam_beta2": 0.99,
                  "max_steps": 13_000, "warmup_steps": 0.05, "eval_steps": 1000, "save_steps": 1000, "vocab_size": 16_384,
-                 "mlm_probability": 0.2, "freeze_words": True},
+                 "mlm_probability": 0.2},
         "small": {**PAPER, "max_seq_length": 128, "per_device_train_batch_size": 128, "learning_rate": 5e-4,
                   "max_steps": 1_000_000},
         "base": {**PAPER, "max_seq_length": 512, "per_device_train_batch_size": 256, "learning_rate": 2e-4,

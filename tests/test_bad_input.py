@@ -163,7 +163,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished):
         (["--tokenizer_name", "{folder}/other"], ["model.vocab_size = ", "this run has "]),
         (["--train_file", "{folder}/more.txt"], ["data = "]),
         (["--max_seq_length", "16"], ["data = "]),
-        (["--sharing", "embeddings"], ["model.sharing = none, this run has embeddings"]),
+        (["--sharing", "none"], ["model.sharing = disentangled, this run has none"]),
         (["--per_device_train_batch_size", "2"], ["per_device_train_batch_size = 4, this run has 2"]),
         (["--resume_from_checkpoint", "{folder}/run/checkpoint-99"], ["checkpoint-99: no such folder", "`latest`"]),
     ],

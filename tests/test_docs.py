@@ -218,6 +218,9 @@ def shortened(script: str, flags: list[str]) -> list[str]:
     if "--resume_from_checkpoint" in flags:
         return flags
     known = recipe_class(script).__dataclass_fields__
+    if "--max_minutes" in flags:
+        place = flags.index("--max_minutes")
+        flags = flags[:place] + flags[place + 2 :]
     return [*flags, *tiny_run.flags(**{name: value for name, value in SHORT.items() if name in known})]
 
 

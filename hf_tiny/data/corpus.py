@@ -145,9 +145,10 @@ class Corpus:
         return datasets.Dataset(table, split=datasets.Split(plan.split), fingerprint=folder.name)
 
     def pair_counts(self, tokenizer: PreTrainedTokenizerBase):
-        """How often tokens stand near each other in the training text: see statistics.py."""
+        """How often tokens stand near each other and in the same passage of the training text: see statistics.py."""
         plan = self.packings(tokenizer)["train"]
-        return statistics.corpus_counts(plan, _files(plan), len(tokenizer), self.arguments.preprocessing_num_workers)
+        groups = list(_files(plan).values())
+        return statistics.corpus_counts(plan, groups, len(tokenizer), self.arguments.preprocessing_num_workers)
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase, number: int, of: int) -> dict[str, tuple[Path, int, int]]:
         """Write the number-th of so many parts of the cache; returns for each split the folder, how many files it will

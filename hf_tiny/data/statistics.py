@@ -9,8 +9,9 @@ loaded by what needs them.
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -28,31 +29,31 @@ PASSAGE = 32  # tokens of a text that count as one passage
 PASSAGE_WEIGHT = 60  # divided by the square root of the number of different tokens in it
 SMOOTHING = 0.75  # of the frequencies of contexts: rare ones weigh less (Levy, Goldberg & Dagan, 2015)
 MOST_SHARDS = 64  # of a larger corpus a sample, about 256 MB, says as much
-MOST_PAIRS = 50_000_000  # about 600 MB
-TOKENS = 1 << 20  # counted at once
+MOST_PAIRS = 25_000_000  # of each kind, about 300 MB
+TOKENS = 1 << 18  # counted at once
 NO_TOKEN = -1
-FORMAT_VERSION = 3  # Raise it when the same texts give other counts than before.
+FORMAT_VERSION = 4  # Raise it when the same texts give other counts than before.
 
 
-def corpus_counts(plan: Packing, files: dict[Path, list[int]], size: int, most: int | None = None):
-    """How often tokens stand near each other in the texts of a split: a sparse matrix (size, 2 size) of whole numbers. For a
-    token (row) and a later one (column); then, in columns of their own, for a token and one with a greater number in the same
-    passage. It is the same however the work is divided.
+def corpus_counts(plan: Packing, groups: Sequence[Sequence[int]], size: int, most: int | None = None):
+    """What the texts of a split say of each token: a sparse matrix (2 size + 1, size) of whole numbers. Near pairs, of a token
+    (row) and a later one (column); below them pairs in the same passage, of a token and one with a greater number; in the
+    last row how often each token occurs. It is the same however the work is divided.
 
-    files: of the blocks in the cache, and the shards that each is made of: how the work is divided.
-    size: of the vocabulary.
-    most: processes that count.
+    groups: of shards, each counted at once. size: of the vocabulary. most: processes that count.
     """
     from scipy import sparse
 
     stride = max(1, len(plan.shards) // MOST_SHARDS)
-    about = repr((packing.digest(plan.shards, plan), stride, WEIGHTS, PASSAGE, FORMAT_VERSION))
+    texts = replace(plan, length=0, cls=0, sep=0, seed=0)  # texts are the same in other blocks
+    weights = (WEIGHTS, PASSAGE, PASSAGE_WEIGHT)
+    about = repr((packing.digest(plan.shards, texts), stride, weights, FORMAT_VERSION))
     name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.npz"
 
     def count(draft: Path) -> None:
         if stride > 1:
-            logger.info(f"Pairs of tokens are counted in every {stride}th of {len(files)} parts of the corpus.")
-        chosen = list(islice(files.values(), 0, None, stride))
+            logger.info(f"Pairs of tokens are counted in every {stride}th of {len(groups)} parts of the corpus.")
+        chosen = groups[::stride]
         with workers(most, len(chosen)) as each, open(draft, "wb") as file:  # given a name, scipy would add its suffix
             counted = each(partial(_some_shards, plan, size), chosen)
             counted = tqdm(counted, "Counting pairs of tokens", len(chosen), unit=" files")
@@ -71,7 +72,7 @@ def text_counts(texts: Iterable[Sequence[int]], size: int):
 # Counting
 
 
-def _some_shards(plan: Packing, size: int, shards: list[int]):
+def _some_shards(plan: Packing, size: int, shards: Sequence[int]):
     return text_counts(chain.from_iterable(map(plan.texts, shards)), size)
 
 
@@ -91,7 +92,8 @@ def _rows(texts: Iterable[Sequence[int]]) -> Iterator[np.ndarray]:
 def _counts(row: np.ndarray, size: int):
     from scipy import sparse
 
-    return sparse.hstack((_near(row, size), _together(row, size)), format="csr")
+    often = np.bincount(row[row != NO_TOKEN], minlength=size)
+    return sparse.vstack((_near(row, size), _together(row, size), sparse.csr_array(often[None])), format="csr")
 
 
 def _near(row: np.ndarray, size: int):
@@ -122,18 +124,20 @@ def _together(row: np.ndarray, size: int):
 
 
 def _total(parts: Iterable, size: int):
-    """The sum. Where pairs become too many, the rarest are dropped."""
+    """The sum. Where pairs of a kind become too many, the rarest are dropped."""
     from scipy import sparse
 
-    total, dropped = sparse.csr_array((size, 2 * size), dtype=np.int64), 0
+    total, dropped = sparse.csr_array((2 * size + 1, size), dtype=np.int64), 0
     for part in parts:
         total = total + part
-        if total.nnz > MOST_PAIRS:
-            place = total.nnz - MOST_PAIRS // 2
-            rare = total.data <= np.partition(total.data, place)[place]
-            dropped += int(rare.sum())
-            total.data[rare] = 0
-            total.eliminate_zeros()
+        for first in (0, size):
+            pairs = total.data[slice(*total.indptr[[first, first + size]])]
+            if len(pairs) > MOST_PAIRS:
+                place = len(pairs) - MOST_PAIRS // 2
+                rare = pairs <= np.partition(pairs, place)[place]
+                dropped += int(rare.sum())
+                pairs[rare] = 0
+                total.eliminate_zeros()
     if dropped:
         logger.warning(f"{dropped:,} of the rarest pairs of tokens are left out: at most {MOST_PAIRS:,} are kept.")
     return total.tocsr()
@@ -143,25 +147,15 @@ def _total(parts: Iterable, size: int):
 
 
 def num_tokens(counts) -> int:
-    """Of the text that was counted, nearly: one at the end of a text stands before fewer than the others."""
-    return int(_both_sides(counts)[0].sum() // sum(WEIGHTS))
-
-
-def _near_part(counts):
-    return counts[:, : counts.shape[0]]
-
-
-def _both_sides(counts) -> np.ndarray:
-    """(2, vocabulary): how often each token has another after it, and before it."""
-    near = _near_part(counts)
-    return np.stack([np.asarray(near.sum(axis), dtype=np.float64) for axis in (1, 0)])
+    """Of the text that was counted."""
+    return int(counts[[-1]].sum())
 
 
 def log_frequencies(counts) -> np.ndarray:
-    """(vocabulary,), float32: the logarithm of how frequent each token is, a mean token having 0. A token that stands near no
-    other counts as half a one."""
-    sums = _both_sides(counts).sum(0) + sum(WEIGHTS)
-    return np.log(sums / sums.mean()).astype(np.float32)
+    """(vocabulary,), float32: the logarithm of how frequent each token is, a mean token having 0. A token that does not occur
+    counts as half a one."""
+    often = counts[[-1]].toarray()[0] + 0.5
+    return np.log(often / often.mean()).astype(np.float32)
 
 
 def token_vectors(counts, size: int) -> np.ndarray:
@@ -169,7 +163,8 @@ def token_vectors(counts, size: int) -> np.ndarray:
     words that stand near, a word before and the same one after being two contexts, half of those in the same passage."""
     from scipy import sparse
 
-    near, together = _near_part(counts), counts[:, counts.shape[0] :]
+    tokens, counts = counts.shape[1], counts.astype(np.float32)
+    near, together = counts[:tokens], counts[tokens:-1]
     return np.concatenate(
         (
             _decomposed(sparse.hstack((near, near.T), format="csr"), size - size // 2),
@@ -182,18 +177,19 @@ def token_vectors(counts, size: int) -> np.ndarray:
 def _decomposed(counts, size: int) -> np.ndarray:
     """Positive pointwise mutual information with smoothed contexts; U sqrt(S) of its randomised decomposition U S V, with a
     mean length of 1."""
-    from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
 
-    sums, contexts = (np.asarray(counts.sum(axis), dtype=np.float64) for axis in (1, 0))
-    rows, columns = np.flatnonzero(sums), np.flatnonzero(contexts)
-    found, sums, contexts = counts[rows][:, columns].tocoo(), sums[rows], contexts[columns] ** SMOOTHING
-    information = np.log(found.data / sums[found.row] / (contexts / contexts.sum())[found.col])
-    matrix = sparse.csr_array(
-        (np.maximum(information, 0).astype(np.float32), (found.row, found.col)), shape=found.shape
-    )
-    matrix.eliminate_zeros()
-    left, scales, _ = randomized_svd(matrix, min(size, *found.shape), random_state=0)
-    vectors = np.zeros((counts.shape[0], len(scales)), dtype=np.float32)
-    vectors[rows] = left * np.sqrt(scales)
-    return vectors / np.linalg.norm(vectors[rows], axis=1).mean()
+    sums, contexts = (np.asarray(counts.sum(axis, dtype=np.float64)) for axis in (1, 0))
+    contexts **= SMOOTHING
+    contexts /= contexts.sum() or 1
+    rows = np.repeat(np.arange(counts.shape[0], dtype=np.int32), np.diff(counts.indptr))
+    information = np.log(counts.data / sums[rows] / contexts[counts.indices])
+    counts.data = np.maximum(information, 0, dtype=np.float32)
+    counts.eliminate_zeros()
+    rank = min(size, np.count_nonzero(np.diff(counts.indptr)), len(np.unique(counts.indices)))
+    if not rank:
+        return np.zeros((counts.shape[0], 0), dtype=np.float32)
+    left, scales, _ = randomized_svd(counts, rank, random_state=0)
+    vectors = (left * np.sqrt(scales)).astype(np.float32)
+    vectors[np.diff(counts.indptr) == 0] = 0
+    return vectors / np.linalg.norm(vectors[sums > 0], axis=1).mean()

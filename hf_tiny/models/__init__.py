@@ -64,7 +64,7 @@ def vit_sizes(size: int, decoder_size: int, decoder_layers: int) -> dict[str, in
     return {**widths(size), "num_hidden_layers": 12, **decoder}
 
 
-SMALL_TEXTS = {"embedding_size": 128, "num_hidden_layers": 4, "sharing": "none", "position_embedding_type": "rotary",
+SMALL_TEXTS = {"embedding_size": 128, "num_hidden_layers": 4, "sharing": "disentangled", "position_embedding_type": "rotary",
                "norm_first": True, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 SMALL_IMAGES = {**widths(96, 24), **widths(64, 16, "decoder_"), "num_hidden_layers": 4, "initializer_range": 0.08,
                 "pooling": "mean"}  # fmt: skip
