@@ -3,7 +3,7 @@
 python benchmarks/streaming.py                                    # 20 and 200 MB of made-up text, in 50 shards each
 python benchmarks/streaming.py --text my_texts/ --text more.txt   # your own, repeated until it is enough
 
-For each size one process makes the vocabulary, one counts which tokens stand near each other or together and makes vectors of them, and one
+For each size one process makes the vocabulary, one counts pairs of tokens and makes vectors of them, and one
 reads the text to its end, once: plan, packing, shuffling, masks. The last line is JSON.
 """
 
