@@ -101,6 +101,11 @@ COLUMNS = {
         "numbers of the source kept": "figures.eval_numbers_kept",
         "perplexity": "figures.eval_ppl",
     },
+    "contention": {
+        "compared": "what",
+        "ratio": "figures.ratio",
+        "spread": "figures.spread",
+    },
     "padding": {
         "batches": "what",
         "real tokens": "figures.real_tokens",
