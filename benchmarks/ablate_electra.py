@@ -60,7 +60,7 @@ class Recipe(pretrain_electra.Recipe):
         size: {**settings, "generator_size": 1 / 4, "generator_layers": None, "sharing": "embeddings"}
         for size, settings in pretrain_electra.Recipe.MODEL_SIZES.items()
     }
-    DEFAULTS: ClassVar[dict] = {"save_steps": 0, "eval_steps": 0, "freeze_words": False}
+    DEFAULTS: ClassVar[dict] = {"save_steps": 0, "eval_steps": 0}
 
     output_dir: str = flag("runs/ablation", "A folder for each row, and one for the table.")
     rows: list[str] | None = flag(None, "Only these rows; those that are finished are not run again.")

@@ -134,16 +134,13 @@ class L2SP(Callback):
 
 
 class FollowGenerator(Callback):
-    """Sharing "disentangled": the discriminator's embeddings move as the generator's do, and by their own gradient. Those that
-    are frozen stay."""
+    """Sharing "disentangled": the discriminator's embeddings move as the generator's do, and by their own gradient."""
 
     def __init__(self, model: JointPreTraining):
         tables = model.discriminator_embeddings, model.generator_embeddings
-        weights = (
+        self.own, self.generators = (
             [module.weight for module in table.children() if isinstance(module, nn.Embedding)] for table in tables
         )
-        pairs = [(own, weight) for own, weight in zip(*weights, strict=True) if own.requires_grad]
-        self.own, self.generators = [own for own, _ in pairs], [weight for _, weight in pairs]
         self.on_load(Path())
 
     def on_load(self, folder: Path) -> None:

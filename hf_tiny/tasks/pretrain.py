@@ -70,10 +70,10 @@ class ElectraArguments(InitArguments):
         "Steps of MLM alone in two_stage (half of --max_steps by default), of joint training before adversarial (0).",
         low=-1,
     )
-    freeze_words: bool | None = flag(
-        None,
-        "Keep the discriminator's word embeddings as they are, if they start from statistics. By default where the generator "
-        "has its own: with --sharing disentangled or none.",
+    freeze_words: bool = flag(
+        False,
+        "Keep the discriminator's word embeddings as they are, if they start from statistics (not with --sharing "
+        "disentangled).",
     )
     mlm_probability: float = flag(0.15, "Share of tokens that are masked.", above=0, below=1)
     model_name_or_path: str | None = flag(
@@ -109,8 +109,7 @@ def start_electra(
         # The generator begins with how frequent words are: at the usual rates its biases would take thousands of steps.
         frequencies = on_main(lambda: statistics.log_frequencies(corpus.pair_counts(tokenizer)))
         model.generator_lm_head.bias.data.copy_(torch.from_numpy(frequencies))
-        wanted = model.config.two_tables if recipe.freeze_words is None else recipe.freeze_words
-        if wanted and recipe.objective in JUDGING:
+        if recipe.freeze_words and recipe.objective in JUDGING and model.config.sharing != "disentangled":
             model.get_input_embeddings().weight.requires_grad_(False)
             logger.info("The word embeddings are not trained: see --freeze_words.")
     if recipe.init != "random" and model.config.norm_first:
