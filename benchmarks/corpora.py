@@ -1,6 +1,6 @@
 """python benchmarks/corpora.py DATA OUT
 
-The raw text that the `mini` encoders of README.md's table were pretrained on, a text a line: OUT/korean and OUT/english. Beside
+The raw text that the pretrained encoders of README.md's table have read, a text a line: OUT/korean and OUT/english. Beside
 books, reviews and bills it has the texts of the training parts of the tasks, without their labels. Half of the books are there a
 second time in lower case, since some English texts have no capitals.
 """

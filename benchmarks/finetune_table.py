@@ -36,10 +36,7 @@ class Dataset:
     flags: str = ""
 
     @property
-    def encoder(self) -> str:
-        """Which pretrained one reads it. Morphemes are smaller than word pieces."""
-        if "morphemes" in self.flags:
-            return "characters"
+    def language(self) -> str:
         return "english" if "books_en" in self.raw else "korean"
 
 
@@ -69,7 +66,7 @@ def command(name: str, column: str, data: Path, pretrained: dict[str, str], seed
     one, folder = SETS[name], RUNS / f"{name}-{column}"
     flags = ["--train_file", str(data / one.train), "--validation_file", str(data / one.validation), *one.flags.split()]
     if column == "pretrained":
-        flags += ["--model_name_or_path", pretrained[one.encoder]]
+        flags += ["--model_name_or_path", pretrained[one.language]]
     else:
         flags += ["--raw_file", *(str(data / file) for file in one.raw.split()), "--init", column]
     flags += ["--num_threads", "1"]  # so that two runs may go side by side
@@ -101,12 +98,10 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--korean", default="runs/korean", help="the pretrained model for Korean")
     parser.add_argument("--english", default="runs/books", help="the pretrained model for English")
-    parser.add_argument("--characters", default="runs/characters", help="the one for Korean that reads characters")
     given = parser.parse_args()
-    encoders = {"korean": given.korean, "english": given.english, "characters": given.characters}
     for name in given.sets:
         for column in given.columns:
-            words = command(name, column, given.data, encoders, given.seeds)
+            words = command(name, column, given.data, {"korean": given.korean, "english": given.english}, given.seeds)
             if not (RUNS / f"{name}-{column}" / "all_results.json").exists():
                 print(" ".join(words), file=sys.stderr)
                 subprocess.run(words, check=True)
